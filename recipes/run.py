@@ -1,0 +1,276 @@
+"""What the recipes share around their step functions: reading input, the executor, evaluation, logging, checkpoints.
+
+The loop itself stands in each recipe. Everything that can be wrong with the input is found by `Run.check` and the constructor, before a process
+starts or a file is written.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.text import Text
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from hybridrl.algorithms.kl import kl_estimate
+from hybridrl.checkpoint.atomic import resolve_resume, step_of, write_atomic
+from hybridrl.config import Groups, to_yaml
+from hybridrl.controller import Executor, LocalExecutor, Pool, Role, computes, trace
+from hybridrl.data.prompts import DataConfig, PromptOrder, PromptRows, read_rows
+from hybridrl.protocol.batch import Batch, batch, lengths_of, objects, objects_of, ragged
+from hybridrl.protocol.errors import ConfigError
+from hybridrl.protocol.reference import Reference
+from hybridrl.tracking.metrics import Metrics, read_metrics
+from hybridrl.tracking.plots import learning_curve
+from hybridrl.tracking.progress import Example, Progress, before_after_table
+from hybridrl.tracking.run_directory import RunDirectory
+from hybridrl.workers.packed_model import ModelConfig, check_model
+from hybridrl.workers.reward import texts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeConfig:
+    """What every recipe is told: where it runs, how long, and what it leaves behind."""
+
+    dir: str = "runs/latest"
+    """Folder of the run: configuration, metrics, samples, checkpoints."""
+    steps: int = 100
+    """Steps of the step function."""
+    seed: int = 0
+    """Draws samples, mini-batches and untrained heads."""
+    executor: Literal["local", "ray"] = "local"
+    """local: in this process; ray: one process per rank."""
+    ranks: int = 1
+    """Ranks of each pool."""
+    placement: Literal["colocated", "split"] = "colocated"
+    """colocated: all roles share one pool; split: critic and reference have a pool of their own."""
+    ray_address: str = ""
+    """Of a running Ray cluster, or auto; empty starts one on this machine."""
+    deadline_s: float = 1800.0
+    """Seconds that any one call may take before the run stops and names it."""
+    eval_every: int = 10
+    """Steps between held-out evaluations; 0 is never."""
+    eval_path: str = ""
+    """JSON-lines file of held-out prompts, read like data.path."""
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0 is at the end only."""
+    keep_checkpoints: int = 2
+    """How many of the latest checkpoints stay."""
+    resume: str = "never"
+    """auto: go on from this folder's latest checkpoint; or the path of one."""
+    samples_written: int = 8
+    """Rows of each step whose text is written to the folder."""
+    model: ModelConfig
+    """The policy."""
+    data: DataConfig
+    """The prompts."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("ranks", 1), ("eval_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1), ("seed", 0), ("samples_written", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not self.deadline_s > 0:
+            raise ConfigError(f"deadline_s must be over 0, not {self.deadline_s}")
+        if self.executor == "local" and self.ranks > 1:
+            raise ConfigError(f"ranks must be 1 with executor=local, not {self.ranks}; add executor=ray")
+
+    def pools(self) -> tuple[Pool, Pool]:
+        """(of the actor and the reward, of the critic and the reference)."""
+        main = Pool("main", self.ranks)
+        return main, main if self.placement == "colocated" else Pool("second", self.ranks)
+
+    def make_executor(self) -> Executor:
+        if self.executor == "local":
+            return LocalExecutor(self.seed)
+        from hybridrl.controller.ray import RayConfig, RayExecutor
+
+        return RayExecutor(RayConfig(self.ray_address, self.deadline_s, self.seed))
+
+
+@computes(
+    reads=("response_mask", "scores", "old_log_probs", "rollout_log_probs"), optional=("ref_log_probs",)
+)
+def rollout_metrics(data: Batch) -> dict[str, float]:
+    """What a step's samples were like, and how far the engine's log-probabilities are from the trainer's."""
+    mask = data["response_mask"].values()
+    trainer, engine = data["old_log_probs"].values()[mask], data["rollout_log_probs"].values()[mask]
+    gap = (trainer - engine).abs()
+    row = torch.repeat_interleave(torch.arange(len(data)), lengths_of(data["response_mask"]))[mask]
+    lengths = torch.bincount(row, minlength=len(data)).double()
+    metrics = {
+        "reward/mean": float(data["scores"].mean()),
+        "reward/std": float(data["scores"].std(correction=0)),
+        "rollout/length_mean": float(lengths.mean()),
+        "rollout/length_max": float(lengths.max()),
+        "rollout/log_prob_gap_mean": _mean(gap),
+        "rollout/log_prob_gap_max": float(gap.max()) if len(gap) else 0.0,
+        "actor/kl_rollout": _mean(kl_estimate(engine, trainer, "k3")),
+    }
+    if "ref_log_probs" in data.keys():  # noqa: SIM118  # a TensorDict iterates rows
+        reference = data["ref_log_probs"].values()[mask]
+        metrics["actor/kl_reference"] = _mean(kl_estimate(trainer, reference, "k3"))
+        metrics["actor/kl_sequence"] = float(kl_estimate(trainer, reference, "k1").sum()) / len(data)
+    return metrics
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def combined(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several updates as one: the mean of each, the maximum of names that end in "_max"."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    values = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
+
+
+class Run:
+    """One run of a recipe, from its checked input to its last picture. A context manager around the loop.
+
+    `roles` as for `Executor.start`; `saved` names those whose `save` and `load` make a checkpoint; `goal` is what a held-out score means to the user.
+    """
+
+    def __init__(self, config: Any, groups: Groups, roles: Mapping[str, Role], saved: Sequence[str], goal: str = "score") -> None:
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        self.config, self.roles, self.saved, self.goal = config, dict(roles), saved, goal
+        self.title = type(config).__name__.removesuffix("Config")
+        self._yaml = to_yaml(config, groups)
+        self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        self.rows = read_rows(config.data, self.tokenizer)
+        self.held_out = read_rows(replace(config.data, path=config.eval_path), self.tokenizer) if config.eval_path else None
+        self.order = PromptOrder(len(self.rows), config.data.batch_size, config.data.shuffle, config.data.seed)
+        directory = Path(config.dir)
+        self._checkpoint = resolve_resume(config.resume, directory / "checkpoints")
+        self._goes_on = config.resume == "auto" or (
+            self._checkpoint is not None and self._checkpoint.resolve().parent == (directory / "checkpoints").resolve()
+        )
+        if not self._goes_on:
+            RunDirectory.refuse_if_taken(directory)
+        self.state: dict[str, Any] = {"step": 0}
+
+    def check(self, step: Callable[..., Any], columns: Sequence[str] = ("prompts", "fields", "seed")) -> None:
+        """WiringError where the step function does not fit its roles; nothing is started for it."""
+        trace(step, self.roles, columns, self.config.data.batch_size)
+
+    def __enter__(self) -> Run:
+        self.executor = self.config.make_executor()
+        try:
+            self.m = self.executor.start(self.roles)
+            if self._checkpoint is not None:
+                self.state = json.loads((self._checkpoint / "state.json").read_text())
+                for role in self.saved:
+                    getattr(self.m, role).load(folder=self._checkpoint / role).get()
+        except BaseException:
+            self.executor.close()
+            raise
+        done, path = self.state["step"], Path(self.config.dir)
+        if self._goes_on:
+            self.directory = RunDirectory.reopen(path, self._yaml, done if self._checkpoint else None)
+        else:
+            self.directory = RunDirectory.create(path, self._yaml)
+        self._metrics = Metrics(self.directory.metrics, self.directory.tensorboard, done if self._checkpoint else None)
+        columns = ("reward/mean", "eval/score", "actor/kl_reference", "rollout/log_prob_gap_max", "rollout/length_mean", "learner/loss")
+        self.progress = Progress(self.config.steps, self.title, columns, done)
+        self.progress.__enter__()
+        for data in filter(None, (self.rows, self.held_out)):
+            if data.skipped:
+                self.progress.note(f"{data.skipped} lines skipped, {len(data)} rows left")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.__exit__(kind, error, trace)
+        self._metrics.close()
+        self.executor.close()
+
+    def prompts(self, step: int) -> Reference:
+        """The rows of a step: prompt tokens, data lines, and a seed for each. A function of the configuration and `step` alone."""
+        rows = self.order.rows(step - 1)
+        seeds = np.random.default_rng((self.config.seed, step)).integers(0, 2**62, len(rows))
+        return self.executor.rows(_prompt_batch(self.rows, rows, seeds))
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, counted from 1; measures each."""
+        if self.state["step"] == 0 and self.held_out is not None and self.config.eval_every:
+            self._log(0, self._evaluate(0))
+        for step in range(self.state["step"] + 1, self.config.steps + 1):
+            self._began = time.monotonic()
+            yield step
+
+    def finish_step(self, step: int, batch: Reference | None, metrics: Mapping[str, float], **state: Any) -> None:
+        """Evaluate, write and checkpoint where it is time to. `state` comes back in `self.state` after a resume."""
+        last = step == self.config.steps
+        every, whole = self.config.eval_every, dict(metrics)
+        whole["time/step_s"] = time.monotonic() - self._began
+        if batch is not None:
+            samples = self._samples(batch[: self.config.samples_written])
+            self.directory.write_samples(self.directory.rollouts, step, samples)
+        if self.held_out is not None and every and (step % every == 0 or last):
+            whole |= self._evaluate(step)
+        self.state = {**state, "step": step}
+        self._log(step, whole)
+        if last or (self.config.checkpoint_every and step % self.config.checkpoint_every == 0):
+            write_atomic(self.directory.checkpoints, step, self._save, self.config.keep_checkpoints)
+
+    def finish(self) -> None:
+        """The table, the picture and the last line."""
+        learning_curve(self.directory.metrics, self.directory.curve, self.title)
+        scores = [line["eval/score"] for line in read_metrics(self.directory.metrics) if "eval/score" in line]
+        self.progress.__exit__(None, None, None)
+        if scores:
+            self.progress.note(before_after_table(self._examples()))
+            self.progress.note(f"held-out {self.goal}: {scores[0]:.2f} -> {scores[-1]:.2f}  {self.directory.path}")
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._metrics.log(step, metrics)
+        self.progress.update(step, metrics)
+
+    def _save(self, folder: Path) -> None:
+        for role in self.saved:
+            getattr(self.m, role).save(folder=(folder / role).resolve()).get()
+        (folder / "state.json").write_text(json.dumps(self.state))
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        assert self.held_out is not None
+        count = len(self.held_out)
+        prompts = self.executor.rows(_prompt_batch(self.held_out, range(count), np.zeros(count, dtype=np.int64)))
+        batch = prompts | self.m.actor.generate(prompts, temperature=0.0)
+        batch |= self.m.reward.score(batch)
+        self.directory.write_samples(self.directory.held_out, step, self._samples(batch))
+        return {"eval/score": float(batch.fetch("scores")["scores"].mean())}
+
+    def _samples(self, batch: Reference) -> list[dict[str, Any]]:
+        data = batch.fetch("tokens", "response_mask", "fields", "scores")
+        prompts, completions = texts(data, self.tokenizer)
+        return [
+            {"prompt": prompt, "completion": completion, "score": score, "fields": fields}
+            for prompt, completion, score, fields in zip(
+                prompts, completions, data["scores"].tolist(), objects_of(data["fields"]), strict=True
+            )
+        ]
+
+    def _examples(self, most: int = 8) -> list[Example]:
+        before, after = (self.directory.read_samples(self.directory.held_out, which) for which in (0, -1))
+        return [
+            Example(b["prompt"], str(b["fields"].get("answer", "")), b["completion"], a["completion"], b["score"], a["score"])
+            for b, a in zip(before[:most], after[:most], strict=True)
+        ]
+
+
+def _prompt_batch(rows: PromptRows, index: Iterable[int], seeds: np.ndarray) -> Batch:
+    chosen = list(index)
+    return batch(
+        {
+            "prompts": ragged([rows.prompts[i] for i in chosen], torch.int64),
+            "fields": objects(rows.fields[i] for i in chosen),
+            "seed": torch.from_numpy(seeds),
+        }
+    )
