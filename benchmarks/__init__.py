@@ -1,0 +1,1 @@
+"""Benchmarks: each measures one claim beside its baseline in one run. `python -m benchmarks.NAME --out FILE.json`."""

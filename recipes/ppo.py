@@ -1,8 +1,8 @@
 """Proximal policy optimisation of a language model (Schulman et al., 2017; Ouyang et al., 2022), from prompts and a reward.
 
-    python -m recipes.ppo model.path=MODEL data.path=train.jsonl reward.function=hybridrl.rewards.math:exact_match
-    python -m recipes.ppo --config-name gsm8k model.path=MODEL data.path=gsm8k/train.jsonl executor=ray ranks=2 rollout=vllm
-    python -m recipes.ppo --help
+python -m recipes.ppo model.path=MODEL data.path=train.jsonl reward.function=hybridrl.rewards.math:exact_match
+python -m recipes.ppo --config-name gsm8k model.path=MODEL data.path=gsm8k/train.jsonl executor=ray ranks=2 rollout=vllm
+python -m recipes.ppo --help
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from functools import partial
 
 from torch import Tensor
 
+import hybridrl.workers as workers
 from hybridrl.algorithms.advantages import gae, whiten
-from hybridrl.algorithms.aggregation import AGGREGATIONS, Aggregation
+from hybridrl.algorithms.aggregation import Aggregation
 from hybridrl.algorithms.kl import KLConfig, kl_estimate
 from hybridrl.algorithms.policy_loss import PPOClip
 from hybridrl.algorithms.rewards import token_rewards
@@ -23,15 +24,9 @@ from hybridrl.controller import Groups, Result, Role, computes
 from hybridrl.protocol.batch import Batch, padded, unpadded
 from hybridrl.protocol.errors import ConfigError
 from hybridrl.protocol.reference import Reference
-from hybridrl.workers import (
-    Actor, ActorConfig, Critic, CriticConfig, NativeRollout, OptimizerConfig, Reward, RewardConfig, RewardWorkerConfig,
-    RolloutConfig, VLLMRollout,
-)  # fmt: skip
-from hybridrl.workers import Reference as ReferenceWorker
-from hybridrl.workers import ReferenceConfig
 from recipes.run import RecipeConfig, Run, combined, rollout_metrics
 
-ROLLOUT = {"rollout": {"native": NativeRollout, "vllm": VLLMRollout}}
+ROLLOUT = {"rollout": {"native": workers.NativeRollout, "vllm": workers.VLLMRollout}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +56,16 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig(RecipeConfig):
+    """PPO on prompts and a reward."""
+
     ppo: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     kl: KLConfig = field(default_factory=KLConfig)
     policy_loss: PPOClip = field(default_factory=PPOClip)
     value_loss: ValueClip = field(default_factory=ValueClip)
-    actor: OptimizerConfig = field(default_factory=OptimizerConfig)
-    critic: OptimizerConfig = field(default_factory=OptimizerConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    rollout: RolloutConfig = field(default_factory=NativeRollout)
+    actor: workers.OptimizerConfig = field(default_factory=workers.OptimizerConfig)
+    critic: workers.OptimizerConfig = field(default_factory=workers.OptimizerConfig)
+    reward: workers.RewardConfig = field(default_factory=workers.RewardConfig)
+    rollout: workers.RolloutConfig = field(default_factory=workers.NativeRollout)
 
 
 @computes(
@@ -97,20 +94,33 @@ def ppo_step(m: Groups, prompts: Reference, config: PPOConfig, kl_coef: float, s
 
 def roles(config: PPOConfig) -> dict[str, Role]:
     main, second = config.pools()
-    actor = ActorConfig(
-        config.model, config.actor, config.rollout, config.policy_loss, config.kl, config.ppo.aggregation, config.ppo.entropy_coef
+    actor = workers.ActorConfig(
+        config.model,
+        config.actor,
+        config.rollout,
+        config.policy_loss,
+        config.kl,
+        config.ppo.aggregation,
+        config.ppo.entropy_coef,
     )
-    critic = CriticConfig(config.model, config.critic, config.value_loss, config.ppo.aggregation)
-    reward = RewardWorkerConfig(config.reward, config.model.path)
-    made = {"actor": Role(Actor, actor, main), "critic": Role(Critic, critic, second), "reward": Role(Reward, reward, main)}
+    critic = workers.CriticConfig(config.model, config.critic, config.value_loss, config.ppo.aggregation)
+    reward = workers.RewardWorkerConfig(config.reward, config.model.path)
+    made = {
+        "actor": Role(workers.Actor, actor, main),
+        "critic": Role(workers.Critic, critic, second),
+        "reward": Role(workers.Reward, reward, main),
+    }
     if config.kl.placement == "off":
         return made
-    return made | {"reference": Role(ReferenceWorker, ReferenceConfig(config.model, config.rollout.temperature), second)}
+    return made | {
+        "reference": Role(workers.Reference, workers.ReferenceConfig(config.model, config.rollout.temperature), second)
+    }
 
 
 def ppo(config: PPOConfig) -> None:
     kl, run = config.kl.first(), Run(config, ROLLOUT, roles(config), saved=("actor", "critic"))
     run.check(partial(ppo_step, config=config, kl_coef=kl.coef, seed=0))
+    run.check_rollouts(config.rollout, config.reward)
     with run:
         kl = replace(kl, coef=run.state.get("kl_coef", kl.coef))
         for step in run.steps():

@@ -16,24 +16,25 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from hybridrl.algorithms.kl import kl_estimate
-from hybridrl.checkpoint.atomic import resolve_resume, step_of, write_atomic
+from hybridrl.checkpoint.atomic import resolve_resume, write_atomic
 from hybridrl.config import Groups, to_yaml
 from hybridrl.controller import Executor, LocalExecutor, Pool, Role, computes, trace
 from hybridrl.data.prompts import DataConfig, PromptOrder, PromptRows, read_rows
 from hybridrl.protocol.batch import Batch, batch, lengths_of, objects, objects_of, ragged
 from hybridrl.protocol.errors import ConfigError
 from hybridrl.protocol.reference import Reference
+from hybridrl.rewards.function import check_columns, load_reward
 from hybridrl.tracking.metrics import Metrics, read_metrics
 from hybridrl.tracking.plots import learning_curve
 from hybridrl.tracking.progress import Example, Progress, before_after_table
 from hybridrl.tracking.run_directory import RunDirectory
 from hybridrl.workers.packed_model import ModelConfig, check_model
-from hybridrl.workers.reward import texts
+from hybridrl.workers.reward import RewardConfig, texts
+from hybridrl.workers.rollout import RolloutConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,15 @@ class RecipeConfig:
     """The prompts."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("ranks", 1), ("eval_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1), ("seed", 0), ("samples_written", 0)):
+        for name, least in (
+            ("steps", 1),
+            ("ranks", 1),
+            ("eval_every", 0),
+            ("checkpoint_every", 0),
+            ("keep_checkpoints", 1),
+            ("seed", 0),
+            ("samples_written", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if not self.deadline_s > 0:
@@ -95,9 +104,7 @@ class RecipeConfig:
         return RayExecutor(RayConfig(self.ray_address, self.deadline_s, self.seed))
 
 
-@computes(
-    reads=("response_mask", "scores", "old_log_probs", "rollout_log_probs"), optional=("ref_log_probs",)
-)
+@computes(reads=("response_mask", "scores", "old_log_probs", "rollout_log_probs"), optional=("ref_log_probs",))
 def rollout_metrics(data: Batch) -> dict[str, float]:
     """What a step's samples were like, and how far the engine's log-probabilities are from the trainer's."""
     mask = data["response_mask"].values()
@@ -138,12 +145,15 @@ class Run:
     `roles` as for `Executor.start`; `saved` names those whose `save` and `load` make a checkpoint; `goal` is what a held-out score means to the user.
     """
 
-    def __init__(self, config: Any, groups: Groups, roles: Mapping[str, Role], saved: Sequence[str], goal: str = "score") -> None:
+    def __init__(
+        self, config: Any, groups: Groups, roles: Mapping[str, Role], saved: Sequence[str], goal: str = "score"
+    ) -> None:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         self.config, self.roles, self.saved, self.goal = config, dict(roles), saved, goal
         self.title = type(config).__name__.removesuffix("Config")
         self._yaml = to_yaml(config, groups)
+        check_model(config.model.path)
         self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         self.rows = read_rows(config.data, self.tokenizer)
         self.held_out = read_rows(replace(config.data, path=config.eval_path), self.tokenizer) if config.eval_path else None
@@ -160,6 +170,18 @@ class Run:
     def check(self, step: Callable[..., Any], columns: Sequence[str] = ("prompts", "fields", "seed")) -> None:
         """WiringError where the step function does not fit its roles; nothing is started for it."""
         trace(step, self.roles, columns, self.config.data.batch_size)
+
+    def check_rollouts(self, rollout: RolloutConfig, reward: RewardConfig) -> None:
+        """UserError where a prompt leaves no room for its response, or the reward needs what the data lines do not have."""
+        for data in filter(None, (self.rows, self.held_out)):
+            need = max(map(len, data.prompts)) + rollout.max_new_tokens
+            if need > rollout.max_length:
+                raise ConfigError(
+                    f"rollout.max_length must be at least {need} (the longest prompt and rollout.max_new_tokens="
+                    f"{rollout.max_new_tokens}), not {rollout.max_length}; or lower data.max_prompt_tokens with data.over_length=skip"
+                )
+            if reward.function:
+                check_columns(load_reward(reward.function), reward.function, {name for line in data.fields for name in line})
 
     def __enter__(self) -> Run:
         self.executor = self.config.make_executor()
@@ -178,7 +200,14 @@ class Run:
         else:
             self.directory = RunDirectory.create(path, self._yaml)
         self._metrics = Metrics(self.directory.metrics, self.directory.tensorboard, done if self._checkpoint else None)
-        columns = ("reward/mean", "eval/score", "actor/kl_reference", "rollout/log_prob_gap_max", "rollout/length_mean", "learner/loss")
+        columns = (
+            "reward/mean",
+            "eval/score",
+            "actor/kl_reference",
+            "rollout/log_prob_gap_max",
+            "rollout/length_mean",
+            "learner/loss",
+        )
         self.progress = Progress(self.config.steps, self.title, columns, done)
         self.progress.__enter__()
         for data in filter(None, (self.rows, self.held_out)):

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: the mean negative log-likelihood of given responses.
 
-    python -m recipes.sft model.path=MODEL data.path=train.jsonl data.response_field=response
-    python -m recipes.sft --help
+python -m recipes.sft model.path=MODEL data.path=train.jsonl data.response_field=response
+python -m recipes.sft --help
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from recipes.run import RecipeConfig, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig(RecipeConfig):
+    """Supervised fine-tuning on prompts and responses."""
+
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
 

@@ -79,11 +79,17 @@ class KLConfig:
     """
 
     placement: Literal["reward", "loss", "off"] = "reward"
+    """Taken off each token's reward, added to the policy's loss, or off."""
     estimator: Estimator = "k1"
+    """k1, k2, k3 or abs (Schulman, 2020)."""
     controller: Literal["fixed", "adaptive"] = "fixed"
+    """Whether the coefficient stays, or is steered towards the target."""
     coef: float = 0.05
+    """The (first) coefficient."""
     target: float = 6.0
+    """Adaptive: the divergence to hold, in nats per row."""
     horizon: float = 10_000.0
+    """Adaptive: rows over which the coefficient reacts."""
 
     def __post_init__(self) -> None:
         _one_of("placement", self.placement, ("reward", "loss", "off"))

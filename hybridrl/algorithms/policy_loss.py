@@ -38,8 +38,11 @@ class PPOClip:
     reads: ClassVar[tuple[str, ...]] = ("old_log_probs", "advantages")
 
     clip_low: float = 0.2
+    """How far under 1 the ratio of new to old probability counts."""
     clip_high: float = 0.2
+    """How far over 1 it counts."""
     dual_clip: float = 0.0
+    """Bound of the loss of a negative advantage, as a multiple of it (over 1); 0 is off."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1:

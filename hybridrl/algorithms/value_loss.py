@@ -23,6 +23,7 @@ class ValueClip:
     reads: ClassVar[tuple[str, ...]] = ("values", "returns")
 
     clip: float = 0.2
+    """How far from the old value the new one counts; 0 is off."""
 
     def __post_init__(self) -> None:
         if not self.clip >= 0:

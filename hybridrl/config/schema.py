@@ -109,16 +109,20 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def count_keys(config_class: type, groups: Groups | None = None) -> int:
-    """How many keys a user can set: every leaf of every choice (a key that two choices share counts once), and each group."""
+def all_keys(config_class: type, groups: Groups | None = None) -> dict[str, Key]:
+    """Every key that a user can set, by path: the leaves of every choice of every group too (one that choices share stands once)."""
     groups = groups or {}
     tree, _, trees = group_defaults(config_class, groups)
-    paths = {key.path for key in keys(config_class, tree)}
+    found = {key.path: key for key in keys(config_class, tree)}
     for group, classes in groups.items():
-        paths.add(group)
         for name, component in classes.items():
-            paths.update(key.path for key in keys(component, trees[group][name], f"{group}."))
-    return len(paths)
+            found |= {key.path: key for key in keys(component, trees[group][name], f"{group}.")}
+    return found
+
+
+def count_keys(config_class: type, groups: Groups | None = None) -> int:
+    """How many keys a user can set: `all_keys`, and each group's choice."""
+    return len(all_keys(config_class, groups)) + len(groups or {})
 
 
 def field_meanings(config_class: type) -> dict[str, str]:

@@ -26,7 +26,7 @@ def computes(
         @functools.wraps(function)
         def run(data: Reference | Batch, **options: Any) -> Any:
             if isinstance(data, Reference):
-                return data.store.compute(function, contract, data, options)  # type: ignore[attr-defined]  # an executor is the store
+                return data.store.compute(function, contract, data, options)
             return function(data, **options)
 
         return run

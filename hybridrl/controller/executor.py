@@ -19,7 +19,8 @@ from hybridrl.controller.groups import Groups, Result, WorkerGroup
 from hybridrl.controller.roles import Pool, Role
 from hybridrl.protocol.batch import Batch, batch
 from hybridrl.protocol.errors import HybridRLError, WiringError, nearest
-from hybridrl.protocol.reference import Handle, Reference, Source
+from hybridrl.protocol.layout import Layout
+from hybridrl.protocol.reference import Handle, Reference, Source, new_ids
 from hybridrl.protocol.register import Contract, contract_of
 
 
@@ -52,17 +53,24 @@ class Executor(abc.ABC):
 
     def __init__(self) -> None:
         self.roles: dict[str, Role] = {}
+        self.running = False
+        self.failure: HybridRLError | None = None
 
     def start(self, roles: Mapping[str, Role]) -> Groups:
         """Start the workers of these roles and return their groups. One call per executor."""
         if self.roles:
             raise HybridRLError("this executor has started its roles already; make another executor")
+        if not roles:
+            raise WiringError("there is no role to start; give at least one")
         by_name: dict[str, Pool] = {}
         for name, role in roles.items():
             if by_name.setdefault(role.pool.name, role.pool) != role.pool:
-                raise WiringError(f"role '{name}': pool '{role.pool.name}' is given with two sizes; use one Pool for both roles")
+                raise WiringError(
+                    f"role '{name}': pool '{role.pool.name}' is given with two sizes; use one Pool for both roles"
+                )
         self.roles = dict(roles)
         self._launch(by_name)
+        self.running = True
         return Groups({name: WorkerGroup(self, name, role) for name, role in roles.items()})
 
     def __enter__(self) -> Self:
@@ -79,21 +87,26 @@ class Executor(abc.ABC):
         self, role_name: str, method: str, data: Reference | Sequence[Reference] | None, options: Mapping[str, Any]
     ) -> Reference | Result:
         """Run `method` on every rank of a role. See `Method.__call__`."""
+        self._check_running()
         role = self.roles[role_name]
         call = Call(role_name, method, contract_of(role.worker, method, role.config), options)
-        parts = self._distribute(call, role, data)
+        parts, kept = self._distribute(call, role, data), call.contract.protocol.collect(role.ranks_layout)
+        _check_protocol(call, role, parts, kept)
         outputs = self._submit(call, [self._columns_read(call, part) for part in parts])
-        kept = call.contract.protocol.collect(role.ranks_layout)
         if not call.contract.writes:
-            return Result(self, [outputs[rank].value for rank in kept])
+            return Result(self.values, [outputs[rank].value for rank in kept])
         return self._assembled(call, [parts[rank] for rank in kept], [outputs[rank] for rank in kept])
+
+    def _check_running(self) -> None:
+        if not self.running:
+            raise HybridRLError(
+                "the workers are not running: calls come after start(), and before close() or the first failed call"
+            ) from self.failure
 
     def _distribute(self, call: Call, role: Role, data: Reference | Sequence[Reference] | None) -> list[Reference]:
         layout, protocol = role.ranks_layout, call.contract.protocol
         if isinstance(data, Reference):
-            balance = call.contract.balance
-            weights = data.lengths(balance) if balance and layout.dp > 1 and balance in data.columns else None
-            return [data[rows] for rows in protocol.distribute(layout, len(data), weights)]
+            return [data[rows] for rows in protocol.distribute(layout, len(data), self._weights(call, layout, data))]
         if data is None:
             if call.contract.reads:
                 raise WiringError(f"{call} reads {', '.join(call.contract.reads)}, but was called without a batch")
@@ -103,6 +116,11 @@ class Executor(abc.ABC):
         if len(data) != layout.world:
             raise WiringError(f"{call} takes one reference per rank: {layout.world}, not {len(data)}")
         return list(data)
+
+    def _weights(self, call: Call, layout: Layout, data: Reference) -> np.ndarray | None:
+        """What the rows are balanced by over data ranks, if the method asks for it and there is more than one."""
+        balance = call.contract.balance
+        return data.lengths(balance) if balance in data.columns and layout.dp > 1 else None
 
     def _columns_read(self, call: Call, part: Reference) -> RankInput:
         missing = [name for name in call.contract.reads if name not in part.columns]
@@ -115,19 +133,21 @@ class Executor(abc.ABC):
         return {name: part.source(name) for name in names}
 
     def _assembled(self, call: Call, parts: Sequence[Reference], outputs: Sequence[RankOutput]) -> Reference:
+        """What the collected ranks made of their parts. Ranks that answer for the same row each make a row of their own."""
         which = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
         row = np.concatenate([np.arange(len(part), dtype=np.int32) for part in parts])
         sources = {name: Source(tuple(o.columns[name] for o in outputs), which, row) for name in call.contract.writes}
-        return Reference(self, np.concatenate([part.ids for part in parts]), sources)
+        ids = np.concatenate([part.ids for part in parts])
+        return Reference(self, ids if len(np.unique(ids)) == len(ids) else new_ids(len(ids)), sources)
 
     def compute(
         self, function: Callable[..., Any], contract: Contract, data: Reference, options: Mapping[str, Any]
     ) -> Reference | Result:
         """Run a controller function here, on just the columns it reads. See `compute.computes`."""
         call = Call("controller", function.__name__, contract, options)
-        made = function(data.fetch(*self._columns_read(call, data)), **options)
+        made = function(data.select(*self._columns_read(call, data)).fetch(), **options)
         if not contract.writes:
-            return Result(_Known(), [made])
+            return Result(list, [made])
         columns = checked_columns(call, made, len(data))
         return Reference(self, data.ids, {name: Source.whole(self.put(c), len(data)) for name, c in columns.items()})
 
@@ -152,7 +172,7 @@ class Executor(abc.ABC):
         """See `Store`."""
 
     @abc.abstractmethod
-    def row_lengths(self, handle: Handle) -> np.ndarray:
+    def row_lengths(self, handle: Handle) -> np.ndarray | None:
         """See `Store`."""
 
     @abc.abstractmethod
@@ -164,11 +184,13 @@ class Executor(abc.ABC):
         """Stop every worker. Safe to call twice."""
 
 
-class _Known:
-    """Values that are here already."""
-
-    def values(self, handles: Sequence[Any]) -> list[Any]:
-        return list(handles)
+def _check_protocol(call: Call, role: Role, parts: Sequence[Reference], kept: Sequence[int]) -> None:
+    """A rank that is left out never joins the others' collectives: a user's protocol is checked before anything is sent."""
+    name, world = call.contract.protocol, role.ranks_layout.world
+    if len(parts) != world:
+        raise WiringError(f"{call}: {name} distributes to {len(parts)} ranks, but {role.ranks_layout} has {world}")
+    if not kept or not all(0 <= rank < world for rank in kept):
+        raise WiringError(f"{call}: {name} collects from ranks {list(kept)}; it must name some of the {world} ranks from 0")
 
 
 def checked_columns(call: Call, made: Any, rows: int) -> dict[str, Tensor]:

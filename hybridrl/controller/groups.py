@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybridrl.protocol.errors import WiringError, nearest
@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 class Result:
     """What a method that writes no columns returned: one small value per collected rank, not waited for until looked at."""
 
-    def __init__(self, executor: Executor, handles: Sequence[Any]) -> None:
-        self._executor, self._handles = executor, handles
+    def __init__(self, values: Callable[[Sequence[Any]], list[Any]], handles: Sequence[Any]) -> None:
+        self._values, self._handles = values, handles
 
     def all(self) -> list[Any]:
         """Every collected rank's value, in the transfer protocol's order. Waits."""
-        return self._executor.values(self._handles)
+        return self._values(self._handles)
 
     def get(self) -> Any:
         """The first collected rank's value: for metrics, which all ranks agree on. Waits."""
         return self.all()[0]
 
     def __or__(self, other: Result) -> Result:
+        if not isinstance(other, Result):
+            return NotImplemented
         return MergedResult(self, other)
 
 
@@ -39,7 +41,10 @@ class MergedResult(Result):
         self._both = (left, right)
 
     def all(self) -> list[Any]:
-        return [self._both[0].get() | self._both[1].get()]
+        left, right = (result.get() for result in self._both)
+        if not (isinstance(left, Mapping) and isinstance(right, Mapping)):
+            raise WiringError(f"results merge when both are dictionaries, not {type(left).__name__} and {type(right).__name__}")
+        return [{**left, **right}]
 
 
 class Method:

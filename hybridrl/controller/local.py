@@ -46,8 +46,8 @@ class LocalExecutor(Executor):
     def get(self, handles: Sequence[Tensor]) -> list[Tensor]:
         return list(handles)
 
-    def row_lengths(self, handle: Tensor) -> np.ndarray:
-        return lengths_of(handle).numpy()
+    def row_lengths(self, handle: Tensor) -> np.ndarray | None:
+        return lengths_of(handle).numpy() if handle.is_nested else None
 
     def ready(self, handles: Sequence[Tensor]) -> Iterator[Tensor]:
         yield from handles
@@ -56,4 +56,4 @@ class LocalExecutor(Executor):
         for worker in self.workers.values():
             if hasattr(worker, "close"):
                 worker.close()
-        self.workers = {}
+        self.workers, self.running = {}, False

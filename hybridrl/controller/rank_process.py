@@ -14,11 +14,12 @@ import numpy as np
 import ray
 import torch
 import torch.distributed as dist
+from ray import cloudpickle
 
 from hybridrl.controller.executor import Call, run_method
 from hybridrl.controller.roles import Role
 from hybridrl.protocol.batch import Wire, from_wire, gather, lengths_of, to_wire
-from hybridrl.protocol.errors import HybridRLError, WorkerError
+from hybridrl.protocol.errors import UserError, WorkerError
 from hybridrl.workers.base import RankContext, default_device
 
 
@@ -86,14 +87,14 @@ class RankProcess:
         rows = len(next(iter(order.columns.values())).which) if order.columns else 0
         made, value = run_method(self.workers[order.call.role], order.call, columns, rows)
         lengths = {name: lengths_of(column).numpy() for name, column in made.items() if column.is_nested}
-        receipt = pickle.dumps(Receipt(lengths, value))
+        receipt = cloudpickle.dumps(Receipt(lengths, value))
         return (receipt, *(to_wire(made[name]) for name in order.call.contract.writes)) if made else receipt
 
     def _guarded(self, role: str, method: str, run: Any) -> Any:
         """The boundary of the process: what is the user's passes as it is, everything else with its rank, call and traceback."""
         try:
             return run()
-        except HybridRLError:
+        except UserError:
             raise
         except Exception as error:
             cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"

@@ -9,6 +9,8 @@ and hangs: when a rank dies, the ranks that wait for it in a collective never an
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import pickle
 import time
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
@@ -26,8 +29,7 @@ from hybridrl.controller.executor import Call, Executor, RankInput, RankOutput
 from hybridrl.controller.rank_process import Order, Placed, RankProcess, Receipt
 from hybridrl.controller.roles import Pool
 from hybridrl.protocol.batch import from_wire, lengths_of, to_wire
-from hybridrl.protocol.errors import DeadlineError, HybridRLError, WorkerError
-from hybridrl.workers.base import default_device
+from hybridrl.protocol.errors import DeadlineError, HybridRLError, WiringError, WorkerError
 
 _POLL_S = 0.5
 _GRACE_S = 3.0
@@ -54,21 +56,34 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One call under way on one rank."""
+    """One call on one rank. `number` counts calls in the order made, `inputs` are the flights whose columns it waits for, and
+    `landed` is when its receipt was taken in (then it has an outcome, and forgets its inputs)."""
 
+    number: int
     call: Call
     pool: str
     rank: int
     receipt: ray.ObjectRef
+    inputs: Sequence[_Flight]
     outcome: Receipt | None = None
+    landed: float = 0.0
 
 
 @dataclass(slots=True)
 class _Rank:
+    """`queue` holds the calls that have not landed, in order; `since` is when the first of them could begin for all that its own
+    process knows."""
+
     actor: Any
     pid: int = 0
     queue: deque[_Flight] = field(default_factory=deque)
     since: float = 0.0
+
+    def running_since(self) -> float | None:
+        """When the first call could begin: not before the calls whose columns it reads, whose time is not its own."""
+        if not self.queue or any(flight.outcome is None for flight in self.queue[0].inputs):
+            return None
+        return max([self.since, *(flight.landed for flight in self.queue[0].inputs)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,19 +104,16 @@ class RayExecutor(Executor):
         self.config = config or RayConfig()
         self.traffic = Traffic()
         self._ranks: dict[tuple[str, int], _Rank] = {}
-        self._owns_ray = False
+        self._connected = False
+        self._numbers = itertools.count()
 
     def _launch(self, pools: Mapping[str, Pool]) -> None:
         total = sum(pool.ranks for pool in pools.values())
         if not ray.is_initialized():
-            self._owns_ray = not self.config.address
-            local = {"num_cpus": max(total, os.cpu_count() or 1), "include_dashboard": False} if self._owns_ray else {}
-            address = self.config.address or "local"
-            ray.init(address=address, logging_level="ERROR", log_to_driver=False, **local)
+            self._connect(total)
         threads = max(1, (os.cpu_count() or 1) // total)
-        environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "RAY_DEDUP_LOGS": "0"}}
-        device = {"num_gpus": 1} if default_device() == "cuda" else {"num_cpus": 1}
-        actor = ray.remote(RankProcess).options(runtime_env=environment, **device)
+        device = {"num_gpus": 1} if ray.cluster_resources().get("GPU", 0) >= total else {"num_cpus": 1}
+        actor = ray.remote(RankProcess).options(runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}}, **device)
         for pool in pools.values():
             for rank in range(pool.ranks):
                 process = actor.remote(pool.name, rank, pool.ranks, self.config.seed)
@@ -113,6 +125,15 @@ class RayExecutor(Executor):
         for name, role in self.roles.items():
             keys = [(role.pool.name, rank) for rank in range(role.pool.ranks)]
             self._answers(f"{name}.start", {key: self._ranks[key].actor.build.remote(name, role) for key in keys})
+
+    def _connect(self, total: int) -> None:
+        """Join the cluster at `address`, or start one on this machine with room for `total` ranks."""
+        self._connected = True
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self.config.address:
+            ray.init(address=self.config.address, **quiet)
+        else:
+            ray.init(address="local", num_cpus=max(total, os.cpu_count() or 1), include_dashboard=False, **quiet)
 
     def _rendezvous(self, pool: Pool) -> None:
         keys = [(pool.name, rank) for rank in range(pool.ranks)]
@@ -152,37 +173,40 @@ class RayExecutor(Executor):
 
     def _submit(self, call: Call, inputs: Sequence[RankInput]) -> list[RankOutput]:
         self._take_in_finished()
-        pool = self.roles[call.role].pool.name
-        return [self._submit_to(call, pool, rank, columns) for rank, columns in enumerate(inputs)]
+        pool, number = self.roles[call.role].pool.name, next(self._numbers)
+        return [self._submit_to(call, number, pool, rank, columns) for rank, columns in enumerate(inputs)]
 
-    def _submit_to(self, call: Call, pool: str, rank: int, columns: RankInput) -> RankOutput:
+    def _submit_to(self, call: Call, number: int, pool: str, rank: int, columns: RankInput) -> RankOutput:
         placed, objects = {}, []  # type: dict[str, Placed], list[ray.ObjectRef]
         for name, source in columns.items():
             placed[name] = Placed(len(objects), len(source.handles), source.which, source.row)
             objects += [handle.column for handle in source.handles]
-        order = pickle.dumps(Order(call, placed))
+        order = _pickled(Order(call, placed))
         self.traffic.sent += len(order)
         member = self._ranks[pool, rank]
         writes = call.contract.writes
         made = member.actor.run.options(num_returns=1 + len(writes)).remote(order, *objects)
         receipt, *refs = made if writes else [made]
-        flight = _Flight(call, pool, rank, receipt)
+        handles = (handle for source in columns.values() for handle in source.handles)
+        waits_for = {h.flight for h in handles if h.flight is not None and h.flight.outcome is None}
+        flight = _Flight(number, call, pool, rank, receipt, tuple(waits_for))
         if not member.queue:
             member.since = time.monotonic()
         member.queue.append(flight)
         return RankOutput({name: RayHandle(ref, name, flight) for name, ref in zip(writes, refs, strict=True)}, flight)
 
-    def _flights(self) -> list[_Flight]:
-        return [flight for member in self._ranks.values() for flight in member.queue]
+    def _heads(self) -> dict[ray.ObjectRef, _Flight]:
+        """The first call of every rank's queue, by its receipt. Ranks finish calls in order, so no other can be next."""
+        return {member.queue[0].receipt: member.queue[0] for member in self._ranks.values() if member.queue}
 
     def _take_in_finished(self) -> None:
         """Take in the receipts that have come, and stop the run at the first failure among them."""
-        flying = {flight.receipt: flight for flight in self._flights()}
-        if not flying:
-            return
-        done, _ = ray.wait(list(flying), num_returns=len(flying), timeout=0, fetch_local=False)
-        for ref in done:
-            self._land(flying[ref])
+        while heads := self._heads():
+            done, _ = ray.wait(list(heads), num_returns=len(heads), timeout=0, fetch_local=False)
+            for ref in done:
+                self._land(heads[ref])
+            if not done:
+                return
 
     def _land(self, flight: _Flight) -> None:
         try:
@@ -190,26 +214,30 @@ class RayExecutor(Executor):
         except RayError as error:
             self._fail(self._root_cause(flight, error))
         self.traffic.received += len(receipt)
-        flight.outcome = pickle.loads(receipt)
         member = self._ranks[flight.pool, flight.rank]
-        member.queue.remove(flight)
-        member.since = time.monotonic()
+        member.queue.popleft()
+        member.since = flight.landed = time.monotonic()
+        flight.outcome, flight.inputs = pickle.loads(receipt), ()
 
     def _await(self, flights: Sequence[_Flight]) -> None:
         """Until these calls have finished. Fails if any call does, or if a rank is at one for longer than the deadline."""
         while any(flight.outcome is None for flight in flights):
-            flying = [flight.receipt for flight in self._flights()]
-            ray.wait(flying, num_returns=1, timeout=_POLL_S, fetch_local=False)
-            self._take_in_finished()
-            self._check_deadline()
+            self._wait_a_little()
+
+    def _wait_a_little(self) -> None:
+        self._check_running()
+        ray.wait(list(self._heads()), num_returns=1, timeout=_POLL_S, fetch_local=False)
+        self._take_in_finished()
+        self._check_deadline()
 
     def _check_deadline(self) -> None:
         now = time.monotonic()
-        late = [m for m in self._ranks.values() if m.queue and now - m.since > self.config.deadline_s]
+        begun = [(member, member.running_since()) for member in self._ranks.values()]
+        late = [(m, now - since) for m, since in begun if since is not None and now - since > self.config.deadline_s]
         if late:
             stuck = "; ".join(
-                f"{m.queue[0].call} on rank {m.queue[0].rank} of pool '{m.queue[0].pool}' (process {m.pid}) for {now - m.since:.0f} s"
-                for m in late
+                f"{m.queue[0].call} on rank {m.queue[0].rank} of pool '{m.queue[0].pool}' (process {m.pid}) for {seconds:.0f} s"
+                for m, seconds in late
             )
             self._fail(DeadlineError(f"no answer within the deadline of {self.config.deadline_s:.0f} s from {stuck}"))
 
@@ -217,9 +245,9 @@ class RayExecutor(Executor):
         """The failure to report: a rank that died, else the error of the call made first."""
         failures = [(flight, error)]
         end = time.monotonic() + _GRACE_S
-        others = {f.receipt: f for f in self._flights() if f is not flight}
-        while others and time.monotonic() < end and not any(isinstance(e, RayActorError) for _, e in failures):
-            done, _ = ray.wait(list(others), timeout=end - time.monotonic(), fetch_local=False)
+        others = {f.receipt: f for member in self._ranks.values() for f in member.queue if f is not flight}
+        while others and (left := end - time.monotonic()) > 0 and not any(_died(e) for _, e in failures):
+            done, _ = ray.wait(list(others), timeout=left, fetch_local=False)
             for ref in done:
                 other = others.pop(ref)
                 try:
@@ -228,21 +256,20 @@ class RayExecutor(Executor):
                     continue
                 except RayError as found:
                     failures.append((other, found))
-        dead = [(f, e) for f, e in failures if isinstance(e, RayActorError)]
-        guilty, cause = (dead or failures)[0]
+        dead = [(f, e) for f, e in failures if _died(e)]
+        guilty, cause = min(dead or failures, key=lambda failure: failure[0].number)
         return self._explained(guilty, cause)
 
     def _explained(self, flight: _Flight, error: RayError) -> HybridRLError:
         call, rank = flight.call, flight.rank
-        if isinstance(error, RayActorError):
+        if _died(error):
             pid = self._ranks[flight.pool, rank].pid
-            running = self._ranks[flight.pool, rank].queue[0].call
-            reason = f"its process {pid} died (killed, out of memory, or crashed)"
-            return WorkerError(running.role, rank, running.method, reason)
-        return _carried(error) or WorkerError(call.role, rank, call.method, str(error).strip().splitlines()[-1])
+            return WorkerError(call.role, rank, call.method, f"its process {pid} died (killed, out of memory, or crashed)")
+        return _carried(error) or WorkerError(call.role, rank, call.method, _last_line(error))
 
     def _fail(self, error: HybridRLError) -> None:
         """Stop every worker, then raise: the ranks that are left may be waiting in a collective for ever."""
+        self.failure = error
         self.close(force=True)
         raise error
 
@@ -251,20 +278,21 @@ class RayExecutor(Executor):
         return [flight.outcome.value for flight in handles if flight.outcome is not None]
 
     def put(self, column: Tensor) -> RayHandle:
+        self._check_running()
         lengths = lengths_of(column).numpy() if column.is_nested else None
         return RayHandle(ray.put(to_wire(column)), "", None, lengths)
 
     def get(self, handles: Sequence[RayHandle]) -> list[Tensor]:
+        self._check_running()
         self._await([h.flight for h in handles if h.flight is not None])
         return [from_wire(wire) for wire in ray.get([h.column for h in handles])]
 
-    def row_lengths(self, handle: RayHandle) -> np.ndarray:
+    def row_lengths(self, handle: RayHandle) -> np.ndarray | None:
         if handle.flight is None:
-            assert handle.lengths is not None
             return handle.lengths
         self._await([handle.flight])
         assert handle.flight.outcome is not None
-        return handle.flight.outcome.lengths[handle.name]
+        return handle.flight.outcome.lengths.get(handle.name)
 
     def ready(self, handles: Sequence[RayHandle]) -> Iterator[RayHandle]:
         waiting = list(handles)
@@ -273,20 +301,23 @@ class RayExecutor(Executor):
             yield from done
             waiting = [h for h in waiting if h not in done]
             if waiting and not done:
-                ray.wait([f.receipt for f in self._flights()], timeout=_POLL_S, fetch_local=False)
-                self._take_in_finished()
-                self._check_deadline()
+                self._wait_a_little()
 
     def close(self, force: bool = False) -> None:
-        """End the workers: in order, engines and process groups closed; with `force` at once."""
+        """End the workers: in order, engines and process groups closed; with `force` at once.
+
+        A call that failed and was never waited for fails here.
+        """
         if not force and self._ranks:
             ray.wait([r.actor.close.remote() for r in self._ranks.values()], num_returns=len(self._ranks), timeout=10)
+            self._take_in_finished()
+        self.running = False
         for member in self._ranks.values():
             ray.kill(member.actor)
         self._ranks = {}
-        if self._owns_ray:
+        if self._connected:
             ray.shutdown()
-            self._owns_ray = False
+            self._connected = False
 
 
 def _carried(error: RayError) -> HybridRLError | None:
@@ -295,6 +326,24 @@ def _carried(error: RayError) -> HybridRLError | None:
     return cause if isinstance(cause, HybridRLError) else None
 
 
+def _died(error: RayError) -> bool:
+    """Whether the rank's own process is gone: a rank that was to read a dead one's columns fails with both types at once."""
+    return isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
+
+
+def _last_line(error: RayError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
 def _start_failure(what: str, key: tuple[str, int], error: RayError) -> HybridRLError:
-    text = str(error).strip().splitlines()
-    return _carried(error) or WorkerError(what.partition(".")[0], key[1], "start", text[-1] if text else type(error).__name__)
+    return _carried(error) or WorkerError(what.partition(".")[0], key[1], "start", _last_line(error))
+
+
+def _pickled(order: Order) -> bytes:
+    """By cloudpickle: a notebook's classes and functions travel with the call, as its worker classes do."""
+    try:
+        return cloudpickle.dumps(order)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        names = ", ".join(order.call.options) or "none"
+        raise WiringError(f"the options of {order.call} ({names}) must be values that pickle: {error}") from error

@@ -7,7 +7,7 @@ do not fit are found here, before a process starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hybridrl.controller.executor import Call, Executor, RankInput, RankOutput
 from hybridrl.controller.groups import Groups, Result
 from hybridrl.controller.roles import Pool, Role
 from hybridrl.protocol.errors import WiringError
+from hybridrl.protocol.layout import Layout
 from hybridrl.protocol.reference import Reference, Source, new_ids
 from hybridrl.protocol.register import Contract
 
@@ -61,10 +62,15 @@ class Graph:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        rows = [(f"{n.index}", str(n.call), f"{n.rows}", f"v{n.version}", self._inputs(n), ", ".join(n.call.contract.writes)) for n in self.nodes]
+        rows = [
+            (f"{n.index}", str(n.call), f"{n.rows}", f"v{n.version}", self._inputs(n), ", ".join(n.call.contract.writes))
+            for n in self.nodes
+        ]
         header = ("node", "call", "rows", "weights", "reads (from node)", "writes")
         widths = [max(len(r[k]) for r in [header, *rows]) for k in range(len(header))]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows])
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
+        )
 
     def _inputs(self, node: Node) -> str:
         names = {-1: "input"}
@@ -104,19 +110,22 @@ class TraceExecutor(Executor):
         self._state = {name: _Role() for name in self.roles}
 
     def _distribute(self, call: Call, role: Role, data: Reference | Sequence[Reference] | None) -> list[Reference]:
-        """The rows of the whole call on the first rank: a graph shows a call once, whatever its layout."""
-        if isinstance(data, Reference):
-            call.contract.protocol.distribute(role.ranks_layout, len(data), None)
-            self._record(call, self._columns_read(call, data), len(data))
-            head = call.contract.protocol.collect(role.ranks_layout)[0]
-            return [data if rank == head else data[:0] for rank in range(role.ranks_layout.world)]
-        parts = Executor._distribute(self, call, role, data)
-        self._record(call, self._columns_read(call, parts[0]), sum(map(len, parts)))
+        """Recorded once, whatever the layout: a graph shows calls, not ranks."""
+        given = [data] if isinstance(data, Reference) else data or ()
+        inputs = [self._columns_read(call, part) for part in given]
+        parts = super()._distribute(call, role, data)
+        self._record(call, inputs, sum(map(len, given)))
         return parts
 
-    def _record(self, call: Call, inputs: RankInput, rows: int) -> None:
+    def _weights(self, call: Call, layout: Layout, data: Reference) -> None:
+        """Row lengths do not exist; who gets which rows makes no difference to the graph."""
+
+    def _record(self, call: Call, inputs: Sequence[RankInput], rows: int) -> None:
         state = self._state.get(call.role, _Role())
-        writers = {name: tuple(sorted({handle.node for handle in s.handles})) for name, s in inputs.items()}
+        writers = {
+            name: tuple(sorted({handle.node for columns in inputs if name in columns for handle in columns[name].handles}))
+            for name in dict.fromkeys(name for columns in inputs for name in columns)
+        }
         self._nodes.append(Node(len(self._nodes), call, rows, writers, state.version, state.updated_by))
         if call.contract.updates_weights:
             state.version, state.updated_by = state.version + 1, len(self._nodes) - 1
@@ -129,10 +138,10 @@ class TraceExecutor(Executor):
         self, function: Callable[..., Any], contract: Contract, data: Reference, options: Mapping[str, Any]
     ) -> Reference | Result:
         call = Call("controller", function.__name__, contract, options)
-        self._record(call, self._columns_read(call, data), len(data))
+        self._record(call, [self._columns_read(call, data)], len(data))
         written = _Written(len(self._nodes) - 1)
         if not contract.writes:
-            return Result(self, [{}])
+            return Result(list, [{}])
         return Reference(self, data.ids, {name: Source.whole(written, len(data)) for name in contract.writes})
 
     def values(self, handles: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -32,16 +32,27 @@ class DataConfig:
     """
 
     path: str
+    """JSON-lines file of prompts."""
     prompt_field: str = "prompt"
+    """Field of a line that holds the prompt."""
     response_field: str = ""
-    template: str = "plain"
+    """Field that holds the text to learn (supervised recipes)."""
+    template: Literal["plain", "chat"] = "plain"
+    """plain: the prompt as it is; chat: through the tokenizer's chat template."""
     instruction: str = ""
+    """Text after the prompt's own."""
     max_prompt_tokens: int = 256
-    over_length: str = "stop"
-    bad_lines: str = "stop"
+    """The longest prompt."""
+    over_length: Literal["stop", "skip"] = "stop"
+    """What to do with a longer one."""
+    bad_lines: Literal["stop", "skip"] = "stop"
+    """What to do with a line that cannot be used."""
     batch_size: int = 128
+    """Prompts per step."""
     shuffle: bool = True
+    """Whether each epoch has an order of its own."""
     seed: int = 0
+    """Draws the order."""
 
     def __post_init__(self) -> None:
         if not self.path:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from hybridrl.protocol.errors import ModelError
+
 ATTENTION = "hybridrl"
 
 
@@ -25,9 +27,29 @@ class AttentionView(Protocol):
         """query (N, H, T, D), key and value (N, H_kv, T, D) of this call's tokens -> (N, H, T, D)."""
 
 
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""What transformers' architectures hand to their attention beside the usual, and what would be wrong to leave out: a cap on scores,
+sinks, biases, chosen keys."""
+
+
 def _attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, scaling: float, view: AttentionView, **_: object
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    scaling: float,
+    view: AttentionView,
+    is_causal: bool | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
+    changed = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if changed or is_causal is False:
+        raise ModelError(
+            f"{type(module).__name__} asks for attention with {', '.join(changed) or 'is_causal=False'}, which is not supported; "
+            "use an architecture with plain causal attention (Llama, Qwen2, Qwen3, Mistral, ...)"
+        )
     attended = view.attend(module.layer_idx, query, key, value, scaling)  # type: ignore[arg-type]  # an int on every layer
     return attended.transpose(1, 2).contiguous(), None
 

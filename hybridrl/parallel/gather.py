@@ -21,16 +21,20 @@ def whole_parameters(
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) of every parameter and persistent buffer, converted to `dtype` (floating point ones) before they travel.
 
-    A collective when parameters are sharded: every rank must consume it to the end. Tensors are valid until the next is asked for.
+    Names are the state dict's; of names that share a tensor (a tied head) the first alone comes. A collective when parameters are
+    sharded: every rank must consume it to the end. Tensors are valid until the next is asked for.
     """
     bucket: list[tuple[str, DTensor]] = []
-    size = 0
-    for name, tensor in model.state_dict().items():
+    size, seen = 0, set[int]()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
         if not isinstance(tensor, DTensor):
             yield name, _converted(tensor.detach(), dtype)
             continue
-        nbytes = tensor.numel() * (dtype or tensor.dtype).itemsize
-        if bucket and size + nbytes > bucket_bytes:
+        nbytes = _share(tensor) * tensor.device_mesh.size() * _travels_as(tensor, dtype).itemsize
+        if bucket and (size + nbytes > bucket_bytes or _travels_as(bucket[0][1], dtype) != _travels_as(tensor, dtype)):
             yield from _gathered(bucket, dtype)
             bucket, size = [], 0
         bucket.append((name, tensor))
@@ -39,24 +43,32 @@ def whole_parameters(
         yield from _gathered(bucket, dtype)
 
 
+def _travels_as(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
 def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return tensor.to(_travels_as(tensor, dtype))
+
+
+def _share(tensor: DTensor) -> int:
+    """Elements of the largest rank's rows: what every rank sends."""
+    return -(-tensor.shape[0] // tensor.device_mesh.size()) * (tensor.numel() // tensor.shape[0])
 
 
 def _gathered(bucket: list[tuple[str, DTensor]], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     """One all-gather for the bucket: each rank sends its rows of every parameter, padded to the largest rank's share."""
     mesh = bucket[0][1].device_mesh
-    world = mesh.size()
-    shares = [-(-tensor.shape[0] // world) * tensor[:1].numel() for _, tensor in bucket]
-    mine = _converted(bucket[0][1].to_local(), dtype).new_zeros(sum(shares))
+    shares = [_share(tensor) for _, tensor in bucket]
+    mine = _converted(bucket[0][1].to_local().detach(), dtype).new_zeros(sum(shares))
     at = 0
     for (_, tensor), share in zip(bucket, shares, strict=True):
-        local = _converted(tensor.to_local().detach(), dtype).flatten()
+        local = tensor.to_local().detach().flatten()
         mine[at : at + len(local)] = local
         at += share
-    everyone = mine.new_empty(world * len(mine))
+    everyone = mine.new_empty(mesh.size() * len(mine))
     dist.all_gather_into_tensor(everyone, mine, group=mesh.get_group())
-    by_rank, at = everyone.view(world, -1), 0
+    by_rank, at = everyone.view(mesh.size(), -1), 0
     for (name, tensor), share in zip(bucket, shares, strict=True):
         yield name, by_rank[:, at : at + share].reshape(-1)[: tensor.numel()].view(tensor.shape)
         at += share

@@ -17,7 +17,9 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def parallelize(root: nn.Module, model: PreTrainedModel, layout: Layout, device: str, activation_checkpointing: bool) -> nn.Module:
+def parallelize(
+    root: nn.Module, model: PreTrainedModel, layout: Layout, device: str, activation_checkpointing: bool
+) -> nn.Module:
     """Prepare `root`, which calls into `model`, for training on the ranks of `layout`; returns it.
 
     Order: activation checkpointing, then FSDP2 over the data axis (each block a unit, what is left with the root). Checkpointing has

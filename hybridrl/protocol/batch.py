@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from hybridrl.protocol.errors import WiringError
+import itertools
 
 Batch = TensorDict
 
@@ -29,10 +30,15 @@ def batch(columns: Mapping[str, Tensor]) -> Batch:
     return TensorDict(dict(columns), batch_size=[next(iter(counts.values()), 0)])
 
 
+def columns_of(data: Batch) -> dict[str, Tensor]:
+    """The columns of a batch by name."""
+    return {str(name): data.get(name) for name in data.keys()}  # noqa: SIM118  # a TensorDict iterates rows
+
+
 def ragged(rows: Sequence[Tensor] | Sequence[Sequence[float]], dtype: torch.dtype | None = None) -> Tensor:
-    """A ragged column from its rows, each a 1-D tensor or a list of numbers."""
+    """A ragged column from its rows, each a 1-D tensor or a list of numbers. An empty list takes the type of the other rows."""
     tensors = [torch.as_tensor(row, dtype=dtype) for row in rows]
-    values = torch.cat(tensors) if tensors else torch.empty(0, dtype=dtype)
+    values = torch.cat([t for t in tensors if len(t)] or tensors) if tensors else torch.empty(0, dtype=dtype)
     return from_values(values, torch.tensor([len(t) for t in tensors], dtype=torch.int64))
 
 
@@ -48,9 +54,14 @@ def values_of(column: Tensor) -> Tensor:
     return column.values()
 
 
+def offsets_of(column: Tensor) -> Tensor:
+    """(B + 1,) int64: where the rows of a ragged column begin and end in `values_of`."""
+    return column.offsets()  # type: ignore[attr-defined]  # a method of nested tensors only
+
+
 def lengths_of(column: Tensor) -> Tensor:
     """(B,) int64 lengths of a ragged column's rows, on the CPU."""
-    return column.offsets().diff().cpu()
+    return offsets_of(column).diff().cpu()
 
 
 def padded(column: Tensor, fill: float = 0.0) -> Tensor:
@@ -74,7 +85,7 @@ def take(column: Tensor, rows: np.ndarray) -> Tensor:
     adjacent = bool(np.array_equal(rows, np.arange(start, start + count)))
     if not column.is_nested:
         return column[start : start + count] if adjacent else column[torch.from_numpy(np.ascontiguousarray(rows))]
-    offsets = column.offsets()
+    offsets = offsets_of(column)
     values, lengths = column.values(), lengths_of(column)
     if adjacent:
         return from_values(values[int(offsets[start]) : int(offsets[start + count])], lengths[start : start + count])
@@ -95,10 +106,13 @@ def concatenate(columns: Sequence[Tensor]) -> Tensor:
 
 
 def gather(columns: Sequence[Tensor], which: np.ndarray, row: np.ndarray) -> Tensor:
-    """Row i of the result is row `row[i]` of `columns[which[i]]`."""
-    parts = [take(column, row[which == k]) for k, column in enumerate(columns)]
-    together = concatenate(parts)
-    if len(columns) == 1 or np.all(np.diff(which) >= 0):
+    """Row i of the result is row `row[i]` of `columns[which[i]]`.
+
+    A column of which no row is taken has no say in the type: a rank without rows may have made an empty column of another.
+    """
+    used = np.unique(which) if len(which) else [0]
+    together = concatenate([take(columns[k], row[which == k]) for k in used])
+    if len(used) == 1 or np.all(np.diff(which) >= 0):
         return together
     order = np.argsort(which, kind="stable")
     inverse = np.empty_like(order)
@@ -108,15 +122,15 @@ def gather(columns: Sequence[Tensor], which: np.ndarray, row: np.ndarray) -> Ten
 
 def objects(items: Iterable[Any]) -> Tensor:
     """A ragged uint8 column that holds one JSON value a row."""
-    encoded = [json.dumps(item, ensure_ascii=False).encode() for item in items]
+    encoded = [json.dumps(item, ensure_ascii=False).encode("utf-8", "surrogatepass") for item in items]
     values = torch.from_numpy(np.frombuffer(b"".join(encoded), dtype=np.uint8).copy())
     return from_values(values, torch.tensor([len(e) for e in encoded], dtype=torch.int64))
 
 
 def objects_of(column: Tensor) -> list[Any]:
     """The Python values of a column made by `objects`."""
-    data, offsets = column.values().cpu().numpy().tobytes(), column.offsets().tolist()
-    return [json.loads(data[a:b]) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    data, offsets = column.values().cpu().numpy().tobytes(), offsets_of(column).tolist()
+    return [json.loads(data[a:b]) for a, b in itertools.pairwise(offsets)]
 
 
 class Wire(NamedTuple):

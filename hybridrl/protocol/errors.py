@@ -61,6 +61,6 @@ class DeadlineError(HybridRLError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """" (nearest: 'x')", or "" when nothing known resembles `name`: for the end of an error message."""
+    """For the end of an error message: which known name resembles `name`, as " (did you mean 'x'?)", or "" when none does."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""

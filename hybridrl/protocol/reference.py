@@ -12,15 +12,16 @@ Invariant: `source.which[i], source.row[i]` locate row `ids[i]` for every column
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from hybridrl.protocol.batch import Batch, batch, gather
+from hybridrl.protocol.batch import Batch, batch, columns_of, gather
 from hybridrl.protocol.errors import WiringError, nearest
+from hybridrl.protocol.register import Contract
 
 Handle = Any
 """One column of one shard, as its store knows it."""
@@ -42,11 +43,14 @@ class Store(Protocol):
     def get(self, handles: Sequence[Handle]) -> list[Tensor]:
         """Bring columns here, waiting for them."""
 
-    def row_lengths(self, handle: Handle) -> np.ndarray:
-        """Row lengths of a ragged column: metadata, the data stays where it is."""
+    def row_lengths(self, handle: Handle) -> np.ndarray | None:
+        """Row lengths of a ragged column, None of a dense one: metadata, the data stays where it is."""
 
     def ready(self, handles: Sequence[Handle]) -> Iterator[Handle]:
         """The handles, each as its column comes into being."""
+
+    def compute(self, function: Callable[..., Any], contract: Contract, data: Reference, options: Mapping[str, Any]) -> Any:
+        """Run a controller function on the columns that it reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +94,8 @@ class Reference:
     def of(cls, store: Store, data: Batch) -> Reference:
         """New rows from a batch of the controller's own."""
         rows = data.batch_size[0]
-        return cls(store, new_ids(rows), {name: Source.whole(store.put(data[name]), rows) for name in data.keys()})  # noqa: SIM118  # a TensorDict iterates rows
+        sources = {name: Source.whole(store.put(column), rows) for name, column in columns_of(data).items()}
+        return cls(store, new_ids(rows), sources)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -121,18 +126,21 @@ class Reference:
         """Positions in `other` of this reference's rows, or None when they already agree."""
         if np.array_equal(self.ids, other.ids):
             return None
-        order = np.argsort(other.ids, kind="stable")
-        found = order[np.searchsorted(other.ids[order], self.ids).clip(max=len(order) - 1)] if len(order) else order
-        if len(self) != len(other) or not np.array_equal(other.ids[found], self.ids):
+        mine, theirs = np.argsort(self.ids), np.argsort(other.ids)
+        if not np.array_equal(self.ids[mine], other.ids[theirs]):
             raise WiringError(
                 f"cannot merge {self!r} with {other!r}: they hold different rows. Merge references made from the same rows; "
-                "repeat() and fetch() make new ones."
+                "repeat() makes new ones, and so does a call whose ranks each answer for the same rows."
             )
-        return found
+        order = np.empty_like(theirs)
+        order[mine] = theirs
+        return order
 
-    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> Reference:
-        """Some of the rows, in this order."""
-        index = np.arange(len(self))[rows]
+    def __getitem__(self, rows: int | slice | Sequence[int] | np.ndarray) -> Reference:
+        """Some of the rows, in this order. None twice: two rows of one identity could not be told apart when merged."""
+        index = np.atleast_1d(np.arange(len(self))[rows])
+        if not isinstance(rows, slice) and len(np.unique(index)) < len(index):
+            raise WiringError("a row can be taken once: use repeat(), which makes copies as new rows")
         return Reference(self.store, self.ids[index], {name: s.take(index) for name, s in self._columns.items()})
 
     def select(self, *columns: str) -> Reference:
@@ -143,8 +151,6 @@ class Reference:
         """Every row `times` times, copies adjacent, as new rows."""
         if times < 1:
             raise WiringError(f"repeat needs at least 1, not {times}")
-        if times == 1:
-            return self
         index = np.repeat(np.arange(len(self)), times)
         return Reference(self.store, new_ids(len(index)), {name: s.take(index) for name, s in self._columns.items()})
 
@@ -166,19 +172,17 @@ class Reference:
         sources = [self.source(name) for name in names]
         fetched = iter(self.store.get([handle for s in sources for handle in s.handles]))
         return batch(
-            {
-                name: gather([next(fetched) for _ in s.handles], s.which, s.row)
-                for name, s in zip(names, sources, strict=True)
-            }
+            {name: gather([next(fetched) for _ in s.handles], s.which, s.row) for name, s in zip(names, sources, strict=True)}
         )
 
     def lengths(self, column: str) -> np.ndarray:
         """(B,) row lengths of a ragged column. Waits until its rows exist, and moves none of them."""
         source = self.source(column)
-        lengths = [self.store.row_lengths(handle) for handle in source.handles]
         out = np.empty(len(self), dtype=np.int64)
-        for k, shard in enumerate(lengths):
-            mine = source.which == k
+        for k, handle in enumerate(source.handles):
+            shard, mine = self.store.row_lengths(handle), source.which == k
+            if shard is None:
+                raise WiringError(f"column '{column}' is dense: it has no row lengths to balance by; name a ragged column")
             out[mine] = shard[source.row[mine]]
         return out
 
@@ -189,7 +193,10 @@ class Reference:
         """
         names = columns or self.columns
         waiting = {id(h): h for name in names for h in self.source(name).handles}
-        needs = [{(name, int(k)) for name, k in zip(names, row, strict=True)} for row in zip(*(self._columns[n].which for n in names), strict=True)]
+        needs = [
+            {(name, int(k)) for name, k in zip(names, row, strict=True)}
+            for row in zip(*(self._columns[n].which for n in names), strict=True)
+        ]
         left = np.ones(len(self), dtype=bool)
         done: set[tuple[str, int]] = set()
         for handle in self.store.ready(list(waiting.values())):

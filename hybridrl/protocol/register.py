@@ -33,6 +33,13 @@ class Contract:
     balance: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("reads", "writes", "optional"):
+            if isinstance(getattr(self, name), str):
+                raise WiringError(
+                    f"{name}='{getattr(self, name)}' is one text: give a tuple of columns, ('{getattr(self, name)}',)"
+                )
+        if self.writes and not self.reads:
+            raise WiringError("a method that writes columns must read one: its output has as many rows as what it reads")
         if self.rowwise and not self.writes:
             raise WiringError("a rowwise method must write columns: its output has a row for every row of its input")
         if self.balance and self.balance not in self.reads:

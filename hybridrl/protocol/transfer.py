@@ -71,9 +71,7 @@ def _by_data_rank(layout: Layout, num_rows: int, weights: np.ndarray | None) -> 
 
 def _by_micro_data_rank(layout: Layout, num_rows: int, weights: np.ndarray | None) -> list[Rows]:
     parts = split(num_rows, layout.dp * layout.micro_dp, weights)
-    return [
-        parts[layout.coordinates(rank)[1] * layout.micro_dp + layout.micro_dp_index(rank)] for rank in range(layout.world)
-    ]
+    return [parts[layout.coordinates(rank)[1] * layout.micro_dp + layout.micro_dp_index(rank)] for rank in range(layout.world)]
 
 
 def _by_rank(layout: Layout, num_rows: int, weights: np.ndarray | None) -> list[Rows]:

@@ -63,10 +63,10 @@ class KeyValueCache:
     def _empty(self, like_HND: Tensor) -> Tensor:
         return like_HND.new_zeros(like_HND.shape[0], self.rows, self.length, like_HND.shape[2])
 
-    def read(self, layer: int, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (rows, H_kv, length, D) of the first rows, as views."""
+    def read(self, layer: int, rows: slice, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, H_kv, length, D) of a range of rows, as views."""
         key, value = self._layers[layer]
-        return key[:, :rows, :length].transpose(0, 1), value[:, :rows, :length].transpose(0, 1)
+        return key[:, rows, :length].transpose(0, 1), value[:, rows, :length].transpose(0, 1)
 
     def move(self, source_N: Tensor, target_N: Tensor, length: int) -> None:
         """Copy the first `length` tokens of rows to other rows."""
@@ -76,24 +76,33 @@ class KeyValueCache:
 
 
 class DecodeView:
-    """One token a row: B rows, the token of row b at `position_B[b]`, attending to its row up to itself."""
+    """One token a row: B rows, the token of row b at `position_B[b]`, attending to its row up to itself.
 
-    def __init__(self, cache: KeyValueCache, position_B: Tensor, length: int, dtype: torch.dtype) -> None:
-        self._cache, self._length, self._rows = cache, length, len(position_B)
-        self._cell_B = torch.arange(self._rows, device=position_B.device) * cache.length + position_B
-        hidden_BL = torch.arange(length, device=position_B.device) > position_B[:, None]
-        mask_BL = torch.zeros(self._rows, length, dtype=dtype, device=position_B.device).masked_fill_(hidden_BL, -torch.inf)
-        self._mask = mask_BL[:, None, None]
+    `segments` are ranges of rows, all B in order, each with the length that it attends to: a row that is short costs what the
+    longest of its segment does.
+    """
+
+    def __init__(self, cache: KeyValueCache, position_B: Tensor, segments: list[tuple[slice, int]], dtype: torch.dtype) -> None:
+        rows, device = len(position_B), position_B.device
+        self._cache, self._segments = cache, segments
+        self._cell_B = torch.arange(rows, device=device) * cache.length + position_B
+        longest = max(length for _, length in segments)
+        hidden_BL = torch.arange(longest, device=device) > position_B[:, None]
+        mask_BL = torch.zeros(rows, longest, dtype=dtype, device=device).masked_fill_(hidden_BL, -torch.inf)
+        self._mask_B11L = mask_BL[:, None, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         rows, heads, _, size = query.shape
         self._cache.write(layer, self._cell_B, key[:, :, 0].transpose(0, 1), value[:, :, 0].transpose(0, 1))
-        keys, values = self._cache.read(layer, self._rows, self._length)
         # The query heads that share a key head stand as that head's queries: nothing is repeated for grouped queries.
         grouped = query.reshape(rows, key.shape[1], -1, size)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scaling).view(
-            rows, heads, 1, -1
-        )
+        parts = [self._attend_segment(layer, grouped, scaling, *segment) for segment in self._segments]
+        return torch.cat(parts).view(rows, heads, 1, -1)
+
+    def _attend_segment(self, layer: int, grouped: Tensor, scaling: float, rows: slice, length: int) -> Tensor:
+        keys, values = self._cache.read(layer, rows, length)
+        mask = self._mask_B11L[rows, ..., :length]
+        return F.scaled_dot_product_attention(grouped[rows], keys, values, attn_mask=mask, scale=scaling)
 
 
 class PrefillView:

@@ -2,7 +2,8 @@
 
 Requests sit in slots. A step feeds one token of every occupied slot and draws the next; a sample leaves as it finishes and a
 waiting request takes its slot. A prompt is prefilled up to its last token, which the next step feeds as it feeds any other, so
-there is one place where tokens are drawn. When samples run out, the rest move together and the batch shrinks with them.
+there is one place where tokens are drawn. When samples run out, the rest move together and the batch shrinks with them; rows
+of like length are kept together, so that a short one does not attend as far as the longest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hybridrl.parallel.attention import ATTENTION
 from hybridrl.protocol.errors import ConfigError, DataError, ModelError, nearest
 from hybridrl.rollout.engine import Request, Sample
 from hybridrl.rollout.kv_cache import DecodeView, KeyValueCache, PrefillView, bucket, round_up
-from hybridrl.rollout.slots import Slots
+from hybridrl.rollout.slots import BLOCK, Slots
 
 # The attended length is a multiple of this: 16 on average is attended in vain.
 _LENGTH_STEP = 32
@@ -111,6 +112,8 @@ class NativeEngine:
         """Seat the requests and fill the cache with their prompts, all but the last tokens."""
         if not requests:
             return
+        self._arrange(cache, slots)
+        requests = sorted(requests, key=lambda request: -len(request.prompt))
         rows = slots.admit(requests)
         length = max(len(request.prompt) + request.sampling.max_new_tokens for request in requests)
         cache.reserve(self._batch_rows(max(rows) + 1), round_up(length, _LENGTH_STEP))
@@ -126,13 +129,15 @@ class NativeEngine:
     def _step(self, cache: KeyValueCache, slots: Slots, occupied: int) -> list[Sample]:
         """Feed and draw one token of every row -> the samples that finish by it."""
         if self._batch_rows(occupied) < self._batch_rows(slots.extent):
-            source_N, target_N = slots.compact()
-            cache.move(source_N, target_N, slots.longest)
+            self._arrange(cache, slots)
         rows = self._batch_rows(slots.extent)
         position_B = slots.position_B[:rows]
-        view = DecodeView(cache, position_B, round_up(slots.longest, _LENGTH_STEP), self._model.dtype)
+        view = DecodeView(cache, position_B, _segments(slots.longest(), rows), self._model.dtype)
         output = self._model(slots.token_B[:rows, None], position_ids=position_B[:, None], view=view, use_cache=False)
         return slots.advance(output.logits[:, 0])
+
+    def _arrange(self, cache: KeyValueCache, slots: Slots) -> None:
+        cache.move(*slots.arrange(), max(slots.longest()))
 
     def _batch_rows(self, rows: int) -> int:
         return min(bucket(rows), self._config.max_batch)
@@ -185,6 +190,19 @@ def _check_model(model: PreTrainedModel, config: NativeConfig) -> None:
     positions = getattr(text, "max_position_embeddings", None)
     if positions is not None and positions < config.max_length:
         raise ConfigError(f"max_length {config.max_length} exceeds the {positions} positions of the model; lower max_length")
+
+
+def _segments(longest: list[int], rows: int) -> list[tuple[slice, int]]:
+    """The blocks' first `rows` rows cut where the length to attend changes much: neighbours a quarter apart go together."""
+    segments: list[tuple[slice, int]] = []
+    for block in range(-(-rows // BLOCK)):
+        length = round_up(max(longest[block], 1), _LENGTH_STEP)
+        ends = slice(block * BLOCK, min((block + 1) * BLOCK, rows))
+        if segments and 4 * min(length, segments[-1][1]) >= 3 * max(length, segments[-1][1]):
+            before, other = segments.pop()
+            ends, length = slice(before.start, ends.stop), max(length, other)
+        segments.append((ends, length))
+    return segments
 
 
 def _groups(contexts: list[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:

@@ -15,6 +15,8 @@ from hybridrl.protocol.errors import ModelError
 from hybridrl.rollout.engine import Request, Sample
 from hybridrl.rollout.sampling import SamplingTable, uniforms
 
+# Rows of a block attend together, to the length of the longest.
+BLOCK = 32
 _NEVER = torch.iinfo(torch.int64).max
 
 
@@ -54,10 +56,15 @@ class Slots:
         """Rows up to the last occupied one."""
         return max(self._occupants) + 1
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row, the one that it feeds next included."""
-        return max(len(o.request.prompt) + self._steps - o.since for o in self._occupants.values())
+    def longest(self) -> list[int]:
+        """Of every block of rows, the tokens of its longest row, the one that it feeds next included; 0 when it is empty."""
+        longest = [0] * -(-len(self.token_B) // BLOCK)
+        for row, occupant in self._occupants.items():
+            longest[row // BLOCK] = max(longest[row // BLOCK], self._length(occupant))
+        return longest
+
+    def _length(self, occupant: _Occupant) -> int:
+        return len(occupant.request.prompt) + self._steps - occupant.since
 
     def admit(self, requests: list[Request]) -> list[int]:
         """Seat requests in free rows, lowest first -> their rows."""
@@ -112,28 +119,33 @@ class Slots:
         column_NM.clamp_(max=self._tokens_BM.shape[1] - 1)
         tokens = self._tokens_BM[row_N[:, None], column_NM].tolist()
         log_probs = self._log_probs_BM[row_N[:, None], column_NM].tolist()
-        self._vacate(row_N, rows)
+        self._vacate(rows)
         return [_sample(o.request, t[:n], p[:n]) for o, n, t, p in zip(occupants, counts, tokens, log_probs, strict=True)]
 
-    def _vacate(self, row_N: Tensor, rows: list[int]) -> None:
+    def _vacate(self, rows: list[int]) -> None:
+        row_N = torch.tensor(rows, dtype=torch.int64, device=self.token_B.device)
         self._advance_B[row_N] = 0
         self._last_B[row_N] = _NEVER
         self._stop_BS[row_N] = -1
         for row in rows:
             del self._occupants[row]
 
-    def compact(self) -> tuple[Tensor, Tensor]:
-        """Move the last occupied rows into the holes before them -> (from, to) rows."""
+    def arrange(self) -> tuple[Tensor, Tensor]:
+        """Close the holes and order the blocks by length, longest first -> (from, to) of the rows that moved.
+
+        Rows are in no order within a block, so a hole costs one move a block, not one a row.
+        """
         count = len(self._occupants)
-        holes = [row for row in range(count) if row not in self._occupants]
-        moved = [row for row in self._occupants if row >= count]
-        source_N, target_N = (torch.tensor(rows, device=self.token_B.device) for rows in (moved, holes))
+        order = sorted(self._occupants, key=lambda row: -self._length(self._occupants[row]))
+        staying = {row for rank, row in enumerate(order) if row < count and row // BLOCK == rank // BLOCK}
+        moved = [row for row in order if row not in staying]
+        holes = [row for row in range(count) if row not in staying]
+        source_N, target_N = (torch.tensor(rows, dtype=torch.int64, device=self.token_B.device) for rows in (moved, holes))
         own = [self.token_B, self.position_B, self._advance_B, self._last_B, self._stop_BS]
         for tensor in [*own, self._uniform_BM, self._tokens_BM, self._log_probs_BM, *self._sampling.tensors()]:
             tensor[target_N] = tensor[source_N]
-        for source, target in zip(moved, holes, strict=True):
-            self._occupants[target] = self._occupants[source]
-        self._vacate(source_N, moved)
+        self._occupants |= dict(zip(holes, [self._occupants[row] for row in moved], strict=True))
+        self._vacate([row for row in self._occupants if row >= count])
         return source_N, target_N
 
 

@@ -50,9 +50,7 @@ class Actor(TrainedWorker):
             return ()
         return (*config.loss.reads, "ref_log_probs") if config.kl.placement == "loss" else config.loss.reads
 
-    @register(
-        DP_PROTO, reads=("prompts", "seed"), writes=("tokens", "response_mask", "rollout_log_probs"), rowwise=True
-    )
+    @register(DP_PROTO, reads=("prompts", "seed"), writes=("tokens", "response_mask", "rollout_log_probs"), rowwise=True)
     def generate(self, prompts: Batch, temperature: float | None = None) -> dict[str, Tensor]:
         """Draw a response to every prompt with the current weights; `temperature` 0 is greedy, None the configured one.
 
@@ -70,7 +68,9 @@ class Actor(TrainedWorker):
     )
     def update(self, batch: Batch, kl_coef: float = 0.0) -> dict[str, float]:
         """One optimizer step of the policy loss on these rows; the loss names the columns that it reads. Returns metrics."""
-        metrics = self.trainer.update(batch, lambda micro, _: self._loss(micro, kl_coef), self.config.aggregation)
+        metrics = self.trainer.update(
+            batch, lambda micro, _: self._loss(micro, kl_coef), self.config.aggregation, self.config.rollout.max_new_tokens
+        )
         self.version += 1
         return {f"actor/{name}": value for name, value in metrics.items()}
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hybridrl.algorithms.aggregation import Aggregation
 from hybridrl.algorithms.value_loss import ValueClip
 from hybridrl.protocol.batch import Batch
+from hybridrl.protocol.errors import ConfigError
 from hybridrl.protocol.register import register
 from hybridrl.protocol.transfer import THREE_D
 from hybridrl.workers.base import RankContext
@@ -27,6 +28,12 @@ class CriticConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     loss: ValueClip = field(default_factory=ValueClip)
     aggregation: Aggregation = "token-mean"
+    max_tokens: int | None = None
+    """The fixed length of "seq-mean-token-sum-norm": the most tokens that a response can have."""
+
+    def __post_init__(self) -> None:
+        if self.aggregation == "seq-mean-token-sum-norm" and self.max_tokens is None:
+            raise ConfigError("aggregation 'seq-mean-token-sum-norm' needs max_tokens: give the rollout's max_new_tokens")
 
 
 class Critic(TrainedWorker):
@@ -54,7 +61,10 @@ class Critic(TrainedWorker):
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step of the value loss on these rows. Returns metrics."""
         metrics = self.trainer.update(
-            batch, lambda micro, _: self.config.loss(self._values(micro), micro.columns), self.config.aggregation
+            batch,
+            lambda micro, _: self.config.loss(self._values(micro), micro.columns),
+            self.config.aggregation,
+            self.config.max_tokens,
         )
         return {f"critic/{name}": value for name, value in metrics.items()}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
@@ -18,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClas
 from hybridrl.algorithms.entropy import log_probs_and_entropy
 from hybridrl.parallel.attention import ATTENTION, PackedRows
 from hybridrl.protocol.errors import ConfigError, ModelError
+from hybridrl.workers.model_checks import attention_window, check_backbone, check_head
 
 Precision = Literal["float32", "bfloat16", "float64"]
 
@@ -46,7 +48,10 @@ def load_causal_lm(config: ModelConfig) -> PreTrainedModel:
 
 def load_value_model(config: ModelConfig) -> PreTrainedModel:
     """The backbone with a one-number head on every token, dropout off: an untrained head if the folder holds none."""
-    return _load(AutoModelForTokenClassification, config, num_labels=1, classifier_dropout=0.0)
+    model = _load(AutoModelForTokenClassification, config, ("score.",), num_labels=1, classifier_dropout=0.0)
+    if not hasattr(model, "score"):
+        raise ModelError(f"{type(model).__name__} keeps its head elsewhere than in `score`; use another architecture")
+    return model
 
 
 def check_model(path: str) -> None:
@@ -59,15 +64,27 @@ def check_model(path: str) -> None:
         raise ModelError(f"no Hugging Face model at '{path}': it has a config.json but no weights; save the model there again")
 
 
-def _load(loader: Any, config: ModelConfig, **settings: Any) -> PreTrainedModel:
+def _load(loader: Any, config: ModelConfig, untrained: tuple[str, ...] = (), **settings: Any) -> PreTrainedModel:
+    """All weights have to be in the folder, except those whose names start with one of `untrained`."""
     check_model(config.path)
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     try:
-        settings_of_model = AutoConfig.from_pretrained(config.path, **settings)
-        model = loader.from_pretrained(config.path, config=settings_of_model, dtype=dtype, attn_implementation=ATTENTION)
-    except (OSError, ValueError, KeyError) as error:
+        model, report = loader.from_pretrained(
+            config.path,
+            config=AutoConfig.from_pretrained(config.path, **settings),
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"the model at '{config.path}' cannot be loaded: {error}") from error
-    model.config.use_cache = False
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith(untrained))
+    if missing:
+        raise ModelError(
+            f"the weights at '{config.path}' lack {len(missing)} of {type(model).__name__}'s, '{missing[0]}' among them; "
+            "give the folder of a complete model"
+        )
+    check_backbone(model)
     return model
 
 
@@ -82,9 +99,15 @@ class PackedModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self._window = attention_window(model)
 
     def hidden(self, tokens_T: Tensor, rows: PackedRows) -> Tensor:
         """(T, hidden) last hidden states."""
+        if self._window is not None and rows.longest > self._window:
+            raise ModelError(
+                f"a row of {rows.longest} tokens is longer than the {self._window} that {type(self.model).__name__} attends to "
+                "at once, which is not supported; use shorter prompts and responses"
+            )
         output = self.model.base_model(tokens_T[None], position_ids=rows.positions_T[None], view=rows, use_cache=False)
         return output.last_hidden_state[0]
 
@@ -97,7 +120,7 @@ class PackedCausalLM(PackedModel):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
-        _check_head(self)
+        check_head(model)
 
     def forward(self, tokens_T: Tensor, rows: PackedRows, index_S: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """(S,) log-probabilities of the tokens at `index_S` at this temperature, and (S,) entropies in nats."""
@@ -118,23 +141,11 @@ class PackedCausalLM(PackedModel):
         return head(hidden_SH, targets_S)
 
 
-def _check_head(packed: PackedCausalLM) -> None:
-    """Refuse an architecture that does more than its output embeddings between hidden states and logits: they would be wrong here."""
-    device = next(packed.parameters()).device
-    tokens, rows = torch.arange(2, device=device), PackedRows.of([2], device)
-    with torch.no_grad():
-        theirs = packed.model(tokens[None], position_ids=rows.positions_T[None], view=rows, use_cache=False).logits[0]
-        ours = packed.model.get_output_embeddings()(packed.hidden(tokens, rows))
-    if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
-        raise ModelError(
-            f"{type(packed.model).__name__} changes its logits after the output embeddings (soft-capping or scaling), "
-            "which is not supported; use an architecture without it (Llama, Qwen2, Qwen3, Mistral, ...)"
-        )
-
-
 class PackedValueModel(PackedModel):
     """One number per token asked about: the value of the state in which it is chosen."""
 
     def forward(self, tokens_T: Tensor, rows: PackedRows, index_S: Tensor) -> Tensor:
         """(S,) values."""
-        return self.model.score(self.hidden(tokens_T, rows)[index_S - 1]).squeeze(-1).float()
+        hidden_SH = self.hidden(tokens_T, rows)[index_S - 1]
+        values_S = self.model.get_submodule("score")(hidden_SH).squeeze(-1)
+        return values_S.to(torch.promote_types(values_S.dtype, torch.float32))

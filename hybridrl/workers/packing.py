@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hybridrl.parallel.attention import PackedRows
-from hybridrl.protocol.batch import Batch, from_values, lengths_of, take, values_of
+from hybridrl.protocol.batch import Batch, columns_of, from_values, lengths_of, offsets_of, take, values_of
+from hybridrl.protocol.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,25 +55,32 @@ def cut(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
 
 
 def pack(data: Batch, rows: np.ndarray, device: str) -> MicroBatch:
-    """The micro-batch of these rows of a batch with columns `tokens`, `response_mask` and any others."""
+    """The micro-batch of these rows of a batch with columns `tokens`, `response_mask` and any others.
+
+    Raises DataError on a row whose first token is in the mask: there is no state before it.
+    """
     lengths = lengths_of(data["tokens"])[torch.from_numpy(rows)]
-    taken = {name: take(data[name], rows).to(device) for name in data.keys()}  # noqa: SIM118  # a TensorDict iterates rows
+    taken = {name: take(column, rows).to(device) for name, column in columns_of(data).items()}
+    packed = PackedRows.of(lengths.tolist(), device)
     index_S = taken["response_mask"].values().nonzero().squeeze(-1)
+    if bool((packed.positions_T[index_S] == 0).any()):
+        raise DataError("response_mask marks the first token of a row, which nothing predicts; begin rows with a prompt")
     row_T = torch.repeat_interleave(torch.arange(len(rows)), lengths).to(device)
     columns = {
         name: column.values()[index_S] if column.is_nested else column
         for name, column in taken.items()
         if name not in ("tokens", "response_mask")
     }
-    return MicroBatch(taken["tokens"].values(), PackedRows.of(lengths.tolist(), device), index_S, row_T[index_S], columns)
+    return MicroBatch(taken["tokens"].values(), packed, index_S, row_T[index_S], columns)
 
 
 def filler(like: Batch, device: str) -> MicroBatch:
     """A micro-batch of one token that nobody asks about: what a rank without rows left computes, so that collectives match."""
     nowhere = torch.zeros(0, dtype=torch.int64, device=device)
-    names = [name for name in like.keys() if name not in ("tokens", "response_mask")]  # noqa: SIM118
     columns = {
-        name: like[name].values()[:0].to(device) if like[name].is_nested else like[name][:1].to(device) for name in names
+        name: column.values()[:0].to(device) if column.is_nested else column[:1].to(device)
+        for name, column in columns_of(like).items()
+        if name not in ("tokens", "response_mask")
     }
     return MicroBatch(nowhere.new_zeros(1), PackedRows.of([1], device), nowhere, nowhere, columns)
 
@@ -81,7 +89,7 @@ def scattered(parts: Sequence[Tensor], cuts: Sequence[np.ndarray], data: Batch) 
     """The ragged column aligned with `tokens` from the values at masked tokens of each micro-batch; 0 elsewhere."""
     lengths = lengths_of(data["tokens"])
     mask = values_of(data["response_mask"])
-    offsets = data["tokens"].offsets().cpu()
+    offsets = offsets_of(data["tokens"]).cpu()
     out = torch.zeros(len(mask), dtype=parts[0].dtype if parts else torch.float32)
     for values_S, rows in zip(parts, cuts, strict=True):
         chosen = torch.cat([torch.arange(int(offsets[r]), int(offsets[r + 1])) for r in rows])

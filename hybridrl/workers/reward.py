@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from hybridrl.protocol.batch import Batch, objects_of
-from hybridrl.protocol.errors import ConfigError
+from hybridrl.protocol.errors import ConfigError, ModelError
 from hybridrl.protocol.register import register
 from hybridrl.protocol.transfer import DP_PROTO
 from hybridrl.rewards.function import load_reward, score
@@ -46,7 +46,9 @@ class Reward(Worker):
     def __init__(self, config: RewardWorkerConfig, context: RankContext) -> None:
         super().__init__(config, context)
         self.tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_path)
-        self.scorer = FunctionScorer(config.reward.function) if config.reward.function else ModelScorer(config.reward.model, context)
+        self.scorer = (
+            FunctionScorer(config.reward.function) if config.reward.function else ModelScorer(config.reward.model, context)
+        )
 
     @register(DP_PROTO, reads=("tokens", "response_mask", "fields"), writes=("scores",), rowwise=True)
     def score(self, batch: Batch) -> dict[str, Tensor]:
@@ -89,19 +91,25 @@ class ModelScorer:
         if not (Path(path) / "tokenizer_config.json").is_file():
             raise ConfigError(f"the reward model at '{path}' has no tokenizer; save one beside it")
         self._tokenizer = AutoTokenizer.from_pretrained(path)
-        self._model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).to(context.device).eval()
+        model, report = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        self._model = model.to(context.device).eval()
+        if report["missing_keys"]:
+            raise ModelError(f"the model at '{path}' has no trained '{min(report['missing_keys'])}'; give a reward model")
         if self._model.config.num_labels != 1:
             raise ConfigError(f"the reward model at '{path}' has {self._model.config.num_labels} outputs; it needs one")
-        if self._model.config.pad_token_id is None:
-            self._model.config.pad_token_id = self._tokenizer.pad_token_id
+        if self._tokenizer.pad_token_id is None:
+            raise ConfigError(f"the tokenizer of the reward model at '{path}' has no padding token; set pad_token beside it")
+        # The score is read at the last token that is not padding: both have to mean the same token by it.
+        self._model.config.pad_token_id = self._tokenizer.pad_token_id
 
     def score(self, prompts: list[str], completions: list[str], fields: list[dict[str, object]]) -> list[float]:
         whole = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        begun = bool(whole and self._tokenizer.bos_token) and whole[0].startswith(self._tokenizer.bos_token)
         scores: list[float] = []
         for start in range(0, len(whole), _ROWS):
-            part = self._tokenizer(whole[start : start + _ROWS], return_tensors="pt", padding=True).to(self._model.device)
+            rows = whole[start : start + _ROWS]
+            part = self._tokenizer(rows, return_tensors="pt", padding=True, add_special_tokens=not begun).to(self._model.device)
             with torch.no_grad():
                 logits = self._model(input_ids=part["input_ids"], attention_mask=part["attention_mask"]).logits
             scores += logits.squeeze(-1).float().tolist()
         return scores
-

@@ -6,7 +6,6 @@ and a change is streamed in bounded buckets; where the engine can use the traine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,7 +89,10 @@ class HybridEngine:
 
         dtype = getattr(torch, config.precision)
         self._shared = self._context.layout.world == 1 and self._model.dtype == dtype
-        model = self._model if self._shared else load_causal_lm(model_config).to(self._context.device, dtype)
+        model = self._model
+        if not self._shared:
+            model = load_causal_lm(model_config)
+            torch.nn.Module.to(model, device=self._context.device, dtype=dtype)
         return NativeEngine(model, NativeConfig(config.max_length, config.max_batch))
 
     def generate(self, prompts: Batch, version: int, temperature: float | None) -> dict[str, Tensor]:
@@ -113,17 +115,11 @@ class HybridEngine:
     def _bring_up_to(self, version: int) -> None:
         if version != self._version and not self._shared:
             dtype = getattr(torch, self._config.precision)
-            self._engine.load_weights(_without_repeats(self._model, dtype))
+            self._engine.load_weights(whole_parameters(self._model, dtype))
         self._version = version
 
     def close(self) -> None:
         self._engine.close()
-
-
-def _without_repeats(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole parameters, tied ones once, in the model's own order."""
-    own = {name for name, _ in model.named_parameters()}
-    return ((name, tensor) for name, tensor in whole_parameters(model, dtype) if name in own)
 
 
 def _columns(prompts: Batch, samples: list[Sample]) -> dict[str, Tensor]:
@@ -140,7 +136,11 @@ def _columns(prompts: Batch, samples: list[Sample]) -> dict[str, Tensor]:
     lengths = lengths_of(column)
     within = torch.arange(int(lengths.sum())) - torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
     mask = within >= torch.repeat_interleave(torch.tensor(prompt_lengths, dtype=torch.int64), lengths)
-    return {"tokens": column, "response_mask": from_values(mask, lengths), "rollout_log_probs": ragged(log_probs, torch.float32)}
+    return {
+        "tokens": column,
+        "response_mask": from_values(mask, lengths),
+        "rollout_log_probs": ragged(log_probs, torch.float32),
+    }
 
 
 def _stop_tokens(path: str, model: PreTrainedModel) -> tuple[int, ...]:

@@ -23,12 +23,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
 from hybridrl.algorithms.aggregation import Aggregation, token_weights, totals
 from hybridrl.parallel.parallelize import parallelize
 from hybridrl.protocol.batch import Batch, lengths_of
-from hybridrl.protocol.errors import ConfigError
+from hybridrl.protocol.errors import ConfigError, ModelError
 from hybridrl.workers.base import RankContext
 from hybridrl.workers.packed_model import ModelConfig, PackedModel, compute_in
 from hybridrl.workers.packing import MicroBatch, cut, filler, pack, scattered
@@ -85,8 +87,9 @@ class Trainer:
         self.root = parallelize(root, root.model, context.layout, context.device, model.activation_checkpointing)
         self.model = root.model
         self.dtype = torch.float64 if model.precision == "float64" else torch.float32
+        self.root.eval()
         if optimizer is None:
-            self.root.requires_grad_(False).eval()
+            self.root.requires_grad_(False)
             return
         self.optimizer = torch.optim.AdamW(
             self.root.parameters(), optimizer.lr, (0.9, optimizer.beta2), weight_decay=optimizer.weight_decay, fused=True
@@ -100,7 +103,6 @@ class Trainer:
 
     def infer(self, data: Batch, run: Callable[[MicroBatch], Tensor]) -> Tensor:
         """The ragged column of `run(micro_batch) -> (S,)` over all rows, without gradients."""
-        self.root.eval()
         cuts, count = self.micro_batches(data)
         parts = []
         with torch.no_grad(), compute_in(self.config.precision, self.context.device):
@@ -109,6 +111,8 @@ class Trainer:
                     parts.append(run(pack(data, cuts[k], self.context.device)))
                 else:
                     run(filler(data, self.context.device))
+        if isinstance(self.root, FSDPModule):
+            self.root.reshard()  # a forward pass leaves the root's weights whole for a backward pass, and none comes
         return scattered(parts, cuts, data)
 
     def update(self, data: Batch, loss: Loss, aggregation: Aggregation, max_tokens: int | None = None) -> dict[str, float]:
@@ -124,24 +128,27 @@ class Trainer:
         for k in range(count):
             micro = pack(data, cuts[k], self.context.device) if k < len(cuts) else filler(data, self.context.device)
             everywhere = torch.ones_like(micro.row_S, dtype=torch.bool)
-            weights_S = token_weights(everywhere, micro.row_S, micro.num_rows, aggregation, tokens, rows, max_tokens, self.dtype)
+            weights_S = token_weights(
+                everywhere, micro.row_S, micro.num_rows, aggregation, tokens, rows, max_tokens, self.dtype
+            )
             with compute_in(self.config.precision, self.context.device):
                 loss_S, metrics = loss(micro, weights_S)
             total = (loss_S * weights_S).sum()
             (total * self.context.data_ranks).backward()
             sums.add({"loss": loss_S.detach(), **metrics}, weights_S)
+        self.root.eval()  # an engine may generate with this very model
         return sums.over_ranks(self.context) | self._step()
 
     def _step(self) -> dict[str, float]:
         assert self.optimizer_config is not None
         limit = self.optimizer_config.clip_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.root.parameters(), limit)
-        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        lr = self.schedule.get_last_lr()[0]
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        lr = float(self.schedule.get_last_lr()[0])
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return {"grad_norm": norm, "lr": lr}
+        return {"grad_norm": float(whole), "lr": lr}
 
     def export(self, folder: Path) -> None:
         """Write the model in Hugging Face form, with its tokenizer. A collective: rank 0 writes."""
@@ -155,33 +162,31 @@ class Trainer:
         """`export`, and the state of optimizer, schedule and random numbers beside it."""
         self.export(folder)
         state: dict[str, Any] = {"schedule": self.schedule.state_dict(), "random": torch.get_rng_state()}
-        state["optimizer"] = get_optimizer_state_dict(self.model, self.optimizer, options=_FULL)
+        if (
+            self.optimizer.state
+        ):  # asked for the state before the first step, torch takes a step with gradients of 0 to make one
+            state["optimizer"] = get_optimizer_state_dict(self.model, self.optimizer, options=_FULL)
         if self.context.rank == 0:
             torch.save(state, folder / "trainer.pt")
         self.context.barrier()
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote, under this layout or another."""
-        from safetensors.torch import load_file
-
-        weights = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
-        for name in getattr(self.model, "_tied_weights_keys", None) or ():
-            if name not in weights and name in self.model.state_dict():
-                weights[name] = weights[_tied_to(self.model, name)]
-        set_model_state_dict(self.model, weights, options=_FULL)
+        loaded, report = type(self.model).from_pretrained(folder, dtype=self.dtype, output_loading_info=True)
+        if report["missing_keys"]:
+            raise ModelError(f"the checkpoint at '{folder}' lacks weights, '{min(report['missing_keys'])}' among them")
+        set_model_state_dict(self.model, loaded.state_dict(), options=_FULL)
         state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_FULL)
+        self.optimizer.state.clear()
+        if "optimizer" in state:
+            set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=_FULL)
         self.schedule.load_state_dict(state["schedule"])
+        for group, lr in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
+            group["lr"] = lr
         torch.set_rng_state(state["random"])
 
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def _tied_to(model: Any, name: str) -> str:
-    """The other name of a tied parameter."""
-    target = dict(model.named_parameters(remove_duplicate=False))[name]
-    return next(other for other, p in model.named_parameters() if p is target)
 
 
 def _mask_and_row(data: Batch) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from example_recipe import GROUPS, ActorConfig, AdamConfig, DataConfig, ExampleConfig, PenaltyConfig, VLLMConfig
+from tests.config.example_recipe import GROUPS, ActorConfig, AdamConfig, DataConfig, ExampleConfig, PenaltyConfig, VLLMConfig
 
 from hybridrl.config.build import build, to_yaml
 from hybridrl.protocol.errors import ConfigError

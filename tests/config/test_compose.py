@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from example_recipe import GROUPS, DataConfig, ExampleConfig, NativeConfig, PenaltyConfig, VLLMConfig
+from tests.config.example_recipe import GROUPS, DataConfig, ExampleConfig, NativeConfig, PenaltyConfig, VLLMConfig
 
 from hybridrl.config.build import to_yaml
 from hybridrl.config.compose import load

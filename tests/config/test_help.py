@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from example_recipe import GROUPS, ExampleConfig
+from tests.config.example_recipe import GROUPS, ExampleConfig
 from rich.console import Console
 
 from hybridrl.config.help import help_page

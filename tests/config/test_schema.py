@@ -1,6 +1,6 @@
 """A configuration class tells its keys, defaults and meanings."""
 
-from example_recipe import GROUPS, ActorConfig, ExampleConfig, VLLMConfig
+from tests.config.example_recipe import GROUPS, ActorConfig, ExampleConfig, VLLMConfig
 
 from hybridrl.config.schema import count_keys, defaults, field_meanings, keys
 

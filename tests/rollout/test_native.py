@@ -116,6 +116,12 @@ def test_a_sample_does_not_depend_on_what_it_is_batched_with():
         assert alone.tokens == whole[request.index].tokens
 
 
+def test_rows_that_move_between_blocks_stay_themselves():
+    requests, model = make_requests(130), make_model(dtype=torch.float64)
+    many, few = (by_index(make_engine(n, model).generate(requests)) for n in (70, 9))
+    assert {i: s.tokens for i, s in many.items()} == {i: s.tokens for i, s in few.items()}
+
+
 def test_seeds_make_the_difference():
     params = [SamplingParams(12, seed=seed) for seed in (5, 5, 6)]
     samples = by_index(make_engine().generate(Request(i, [1, 2, 3], p) for i, p in enumerate(params)))
