@@ -1,9 +1,9 @@
 """What a call on a Ray worker group costs, beside the same traffic in bare Ray.
 
-Two workers, one float32 column of 1, 64 and 256 MB. "in": a batch in, a number out; "echo": the batch comes back and is put together; "chain":
-a column made by one call is read by the next, with only its reference in the controller's hands. Bare Ray sends numpy halves to two
-actors. Claims: at most 1.5 times bare Ray for "in" and "chain" at 64 and 256 MB, and the same bytes of calls and receipts through the controller
-for a chained call at every size.
+Two workers, one float32 column of 1, 64 and 256 MB. "in": a batch in, a number out; "echo": the batch comes back and is put
+together; "chain": a column made by one call is read by the next, with only its reference in the controller's hands. Bare
+Ray sends numpy halves to two actors. Claims: at most 1.5 times bare Ray for "in" and "chain" at 64 and 256 MB, and the same
+bytes of calls and receipts through the controller for a chained call at every size.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 python -m recipes.ppo model.path=MODEL data.path=train.jsonl reward.function=hybridrl.rewards.math:exact_match
 python -m recipes.ppo --config-name gsm8k model.path=MODEL data.path=gsm8k/train.jsonl executor=ray ranks=2 rollout=vllm
-python -m recipes.ppo --help
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from hybridrl.algorithms.value_loss import ValueClip
 from hybridrl.config import launch
 from hybridrl.controller import Groups, Result, Role, computes
 from hybridrl.protocol.batch import Batch, padded, unpadded
-from hybridrl.protocol.errors import ConfigError
+from hybridrl.protocol.errors import at_least
 from hybridrl.protocol.reference import Reference
-from recipes.run import RecipeConfig, Run, combined, rollout_metrics
-
-ROLLOUT = {"rollout": {"native": workers.NativeRollout, "vllm": workers.VLLMRollout}}
+from hybridrl.run import ROLLOUT, RecipeConfig, Run, combined, rollout_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +46,7 @@ class AlgorithmConfig:
     """How tokens weigh in both losses."""
 
     def __post_init__(self) -> None:
-        for name in ("minibatch_size", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        at_least(self, minibatch_size=1, epochs=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,32 +88,22 @@ def ppo_step(m: Groups, prompts: Reference, config: PPOConfig, kl_coef: float, s
 
 
 def roles(config: PPOConfig) -> dict[str, Role]:
-    main, second = config.pools()
+    (main, second), model, numbers = config.pools(), config.model, config.ppo
     actor = workers.ActorConfig(
-        config.model,
-        config.actor,
-        config.rollout,
-        config.policy_loss,
-        config.kl,
-        config.ppo.aggregation,
-        config.ppo.entropy_coef,
+        model, config.actor, config.rollout, config.policy_loss, config.kl, numbers.aggregation, numbers.entropy_coef
     )
-    critic = workers.CriticConfig(config.model, config.critic, config.value_loss, config.ppo.aggregation)
-    reward = workers.RewardWorkerConfig(config.reward, config.model.path)
+    critic = workers.CriticConfig(model, config.critic, config.value_loss, numbers.aggregation)
     made = {
         "actor": Role(workers.Actor, actor, main),
         "critic": Role(workers.Critic, critic, second),
-        "reward": Role(workers.Reward, reward, main),
+        "reward": Role(workers.Reward, workers.RewardWorkerConfig(config.reward, model.path), main),
+        "reference": Role(workers.Reference, workers.ReferenceConfig(model, config.rollout.temperature), second),
     }
-    if config.kl.placement == "off":
-        return made
-    return made | {
-        "reference": Role(workers.Reference, workers.ReferenceConfig(config.model, config.rollout.temperature), second)
-    }
+    return {name: role for name, role in made.items() if name != "reference" or config.kl.placement != "off"}
 
 
 def ppo(config: PPOConfig) -> None:
-    kl, run = config.kl.first(), Run(config, ROLLOUT, roles(config), saved=("actor", "critic"))
+    kl, run = config.kl.first(), Run(config, ROLLOUT, roles(config), saved=("actor", "critic"), goal=config.reward.label)
     run.check(partial(ppo_step, config=config, kl_coef=kl.coef, seed=0))
     run.check_rollouts(config.rollout, config.reward)
     with run:

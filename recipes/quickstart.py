@@ -26,7 +26,10 @@ def _fresh_folder() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartConfig:
-    """Where to put the run, and what it draws on. The recipes' own keys stand in config/arithmetic.yaml and arithmetic_sft.yaml."""
+    """Where to put the run, and what it draws on.
+
+    The recipes' own keys stand in config/arithmetic.yaml and arithmetic_sft.yaml.
+    """
 
     dir: str = field(default_factory=_fresh_folder)
     """Folder of the run."""

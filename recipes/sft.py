@@ -15,8 +15,8 @@ from hybridrl.controller import Groups, Result, Role
 from hybridrl.protocol.batch import Batch, batch, ragged
 from hybridrl.protocol.errors import ConfigError
 from hybridrl.protocol.reference import Reference
+from hybridrl.run import RecipeConfig, Run
 from hybridrl.workers import Learner, LearnerConfig, OptimizerConfig
-from recipes.run import RecipeConfig, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,9 @@ def plain(value: Any) -> Any:
 
 
 def all_keys(config_class: type, groups: Groups | None = None) -> dict[str, Key]:
-    """Every key that a user can set, by path: the leaves of every choice of every group too (one that choices share stands once)."""
+    """Every key that a user can set, by path: the leaves of every choice of every group too (one that choices share stands
+    once).
+    """
     groups = groups or {}
     tree, _, trees = group_defaults(config_class, groups)
     found = {key.path: key for key in keys(config_class, tree)}

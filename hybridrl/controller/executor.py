@@ -1,8 +1,8 @@
 """Executor: turns a call on a worker group into calls on ranks, and their outputs into a reference.
 
-Everything here is the same for every executor. One of them differs only in how a rank's call is submitted, where a column is kept and
-how it is waited for. Invariant: a call looks at metadata alone (row numbers, column names, row lengths where a method asks to be
-balanced by them), so its cost on the controller does not grow with the bytes of the batch.
+Everything here is the same for every executor. One of them differs only in how a rank's call is submitted, where a column
+is kept and how it is waited for. Invariant: a call looks at metadata alone (row numbers, column names, row lengths where a
+method asks to be balanced by them), so its cost on the controller does not grow with the bytes of the batch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ class Executor(abc.ABC):
                 raise WiringError(f"{call} reads {', '.join(call.contract.reads)}, but was called without a batch")
             return [Reference(self, np.empty(0, dtype=np.int64), {})] * layout.world
         if not protocol.by_hand:
-            raise WiringError(f"{call} takes one reference: only ALL_TO_ALL takes one per rank")
+            raise WiringError(
+                f"{call} takes one reference, not a {type(data).__name__}: executor.rows(batch) makes one of a batch, and options "
+                "are given by name. Only ALL_TO_ALL takes a list, with one reference per rank"
+            )
         if len(data) != layout.world:
             raise WiringError(f"{call} takes one reference per rank: {layout.world}, not {len(data)}")
         return list(data)

@@ -1,4 +1,7 @@
-"""The local executor: workers live in this process, calls run when they are made. For notebooks, debuggers and one-device runs."""
+"""The local executor: workers live in this process, calls run when they are made.
+
+For notebooks, debuggers and one-device runs.
+"""
 
 from __future__ import annotations
 

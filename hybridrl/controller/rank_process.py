@@ -91,7 +91,9 @@ class RankProcess:
         return (receipt, *(to_wire(made[name]) for name in order.call.contract.writes)) if made else receipt
 
     def _guarded(self, role: str, method: str, run: Any) -> Any:
-        """The boundary of the process: what is the user's passes as it is, everything else with its rank, call and traceback."""
+        """The boundary of the process: what is the user's passes as it is, everything else with its rank, call and
+        traceback.
+        """
         try:
             return run()
         except UserError:

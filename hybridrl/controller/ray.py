@@ -1,10 +1,11 @@
 """The Ray executor: one SPMD process per rank, columns in Ray's object store, metadata alone through the controller.
 
-Every column that a call writes is an object of its own, so a consumer is sent just those it reads, by reference; on one node it reads
-them in place. Each call also returns a small receipt (row lengths, metrics), which is all that the controller fetches.
+Every column that a call writes is an object of its own, so a consumer is sent just those it reads, by reference; on one
+node it reads them in place. Each call also returns a small receipt (row lengths, metrics), which is all that the controller
+fetches.
 
-Invariant: every wait watches *all* calls under way, not only the one waited for. Waiting for one rank's answer alone looks simpler
-and hangs: when a rank dies, the ranks that wait for it in a collective never answer.
+Invariant: every wait watches *all* calls under way, not only the one waited for. Waiting for one rank's answer alone looks
+simpler and hangs: when a rank dies, the ranks that wait for it in a collective never answer.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _GRACE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """address: of a running cluster ("auto" finds it), "" starts one on this machine. deadline_s: how long any one call may run,
-    and starting the workers may take."""
+    """address: of a running cluster ("auto" finds it), "" starts one on this machine. deadline_s: how long any one call may
+    run, and starting the workers may take."""
 
     address: str = ""
     deadline_s: float = 1800.0
@@ -71,8 +72,8 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Rank:
-    """`queue` holds the calls that have not landed, in order; `since` is when the first of them could begin for all that its own
-    process knows."""
+    """`queue` holds the calls that have not landed, in order; `since` is when the first of them could begin for all that
+    its own process knows."""
 
     actor: Any
     pid: int = 0

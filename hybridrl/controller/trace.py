@@ -1,7 +1,7 @@
 """The trace executor: runs nothing, and reads a step function into its dataflow graph.
 
-Calls become nodes, columns and weight versions become edges. A column that nobody wrote, an unknown method or role, or rows that
-do not fit are found here, before a process starts.
+Calls become nodes, columns and weight versions become edges. A column that nobody wrote, an unknown method or role, or rows
+that do not fit are found here, before a process starts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hybridrl.protocol.register import Contract
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One call. `version` is the number of updates its role has had before it; `inputs` says which node wrote each column it reads
-    (-1: the step's own input), `after` is the node whose update made that version (-1: the initial weights)."""
+    """One call. `version` is the number of updates its role has had before it; `inputs` says which node wrote each column
+    it reads (-1: the step's own input), `after` is the node whose update made that version (-1: the initial weights)."""
 
     index: int
     call: Call

@@ -1,8 +1,8 @@
 """Attention over an explicit view of the rows, for unpatched transformers models.
 
-A model loaded with `attn_implementation=ATTENTION` and called with `view=...` hands every layer's projected query, key and value
-to `view.attend`. Packed training rows and a rollout engine's key-value cache are two views of the same model. The model builds no mask:
-a view knows which tokens may see which.
+A model loaded with `attn_implementation=ATTENTION` and called with `view=...` hands every layer's projected query, key and
+value to `view.attend`. Packed training rows and a rollout engine's key-value cache are two views of the same model. The
+model builds no mask: a view knows which tokens may see which.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AttentionView(Protocol):
 
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
-"""What transformers' architectures hand to their attention beside the usual, and what would be wrong to leave out: a cap on scores,
-sinks, biases, chosen keys."""
+"""What transformers' architectures hand to their attention beside the usual, and what would be wrong to leave out: a cap on
+scores, sinks, biases, chosen keys."""
 
 
 def _attention(
@@ -66,8 +66,8 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 class PackedRows:
     """B rows laid end to end in one sequence of T tokens; a token sees the tokens of its own row up to itself.
 
-    Linear layers run over the T tokens alone. Attention runs over (B, longest row) with the rows left-aligned, where a plain causal
-    mask is exact: what follows a row's end is never seen by it.
+    Linear layers run over the T tokens alone. Attention runs over (B, longest row) with the rows left-aligned, where a
+    plain causal mask is exact: what follows a row's end is never seen by it.
     """
 
     positions_T: Tensor

@@ -1,7 +1,8 @@
 """Whole parameters from sharded ones, in buckets of bounded size.
 
-Invariant: at no time does a rank hold more than one bucket of whole parameters that are not its own (or one parameter, if that is larger
-than a bucket). Gathering a full state dict first is the tempting way and needs a second copy of the model on every rank.
+Invariant: at no time does a rank hold more than one bucket of whole parameters that are not its own (or one parameter, if
+that is larger than a bucket). Gathering a full state dict first is the tempting way and needs a second copy of the model on
+every rank.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ BUCKET_BYTES = 256 << 20
 def whole_parameters(
     model: nn.Module, dtype: torch.dtype | None = None, bucket_bytes: int = BUCKET_BYTES
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor) of every parameter and persistent buffer, converted to `dtype` (floating point ones) before they travel.
+    """(name, whole tensor) of every parameter and persistent buffer, converted to `dtype` (floating point ones) before they
+    travel.
 
-    Names are the state dict's; of names that share a tensor (a tied head) the first alone comes. A collective when parameters are
-    sharded: every rank must consume it to the end. Tensors are valid until the next is asked for.
+    Names are the state dict's; of names that share a tensor (a tied head) the first alone comes. A collective when
+    parameters are sharded: every rank must consume it to the end. Tensors are valid until the next is asked for.
     """
     bucket: list[tuple[str, DTensor]] = []
     size, seen = 0, set[int]()

@@ -22,8 +22,8 @@ def parallelize(
 ) -> nn.Module:
     """Prepare `root`, which calls into `model`, for training on the ranks of `layout`; returns it.
 
-    Order: activation checkpointing, then FSDP2 over the data axis (each block a unit, what is left with the root). Checkpointing has
-    to come first, so that a block's recomputation runs inside its unit, while its weights are gathered.
+    Order: activation checkpointing, then FSDP2 over the data axis (each block a unit, what is left with the root).
+    Checkpointing has to come first, so that a block's recomputation runs inside its unit, while its weights are gathered.
     """
     if layout.pp > 1 or layout.tp > 1:
         raise ConfigError(f"layout {layout}: only the data axis is supported; use dp={layout.world}")

@@ -6,7 +6,9 @@ memory that other processes share.
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,9 +19,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from hybridrl.protocol.errors import WiringError
-import itertools
 
 Batch = TensorDict
+
+# Making a jagged tensor warns once about a function that torch itself calls there.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 def batch(columns: Mapping[str, Tensor]) -> Batch:
@@ -46,6 +50,8 @@ def from_values(values: Tensor, lengths: Tensor) -> Tensor:
     """A ragged column from its rows laid end to end, (sum of lengths, ...), and their lengths (B,)."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
+    if int(offsets[-1]) != len(values):
+        raise WiringError(f"a ragged column of {len(values)} values cannot have rows of {int(offsets[-1])} values in all")
     return torch.nested.nested_tensor_from_jagged(values, offsets.to(values.device))
 
 
@@ -101,8 +107,15 @@ def concatenate(columns: Sequence[Tensor]) -> Tensor:
     if len(columns) == 1:
         return columns[0]
     if not columns[0].is_nested:
-        return torch.cat(list(columns))
-    return from_values(torch.cat([c.values() for c in columns]), torch.cat([lengths_of(c) for c in columns]))
+        return _joined(columns)
+    return from_values(_joined([c.values() for c in columns]), torch.cat([lengths_of(c) for c in columns]))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """`torch.cat`; on the CPU by numpy, whose large buffers come in huge pages and cost a fraction of the page faults."""
+    if any(part.device.type != "cpu" or part.dtype is torch.bfloat16 for part in parts):
+        return torch.cat(list(parts))
+    return torch.from_numpy(np.concatenate([part.detach().numpy() for part in parts]))
 
 
 def gather(columns: Sequence[Tensor], which: np.ndarray, row: np.ndarray) -> Tensor:

@@ -60,6 +60,13 @@ class DeadlineError(HybridRLError):
     """A wait went past its deadline. The message names the call, the ranks that have not answered and the seconds."""
 
 
+def at_least(config: object, **least: float) -> None:
+    """ConfigError, naming the field, if one of these fields of a configuration is under its least value."""
+    for field, value in least.items():
+        if getattr(config, field) < value:
+            raise ConfigError(f"{field} must be at least {value}, not {getattr(config, field)}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """For the end of an error message: which known name resembles `name`, as " (did you mean 'x'?)", or "" when none does."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

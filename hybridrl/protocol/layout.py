@@ -12,8 +12,9 @@ class Layout:
     """`pp` pipeline stages x `dp` data ranks x `tp` tensor-parallel ranks.
 
     Ranks are numbered with tensor-parallel neighbours adjacent and pipeline stages furthest apart (HybridFlow, Figure 8):
-    `rank = (p * dp + d) * tp + t`. `gen_pp` and `gen_tp` are the sizes used for generation on the same ranks; each training replica
-    of `pp * tp` shards then holds `micro_dp = pp * tp / (gen_pp * gen_tp)` generation replicas (HybridFlow, section 5).
+    `rank = (p * dp + d) * tp + t`. `gen_pp` and `gen_tp` are the sizes used for generation on the same ranks; each training
+    replica of `pp * tp` shards then holds `micro_dp = pp * tp / (gen_pp * gen_tp)` generation replicas (HybridFlow, section
+    5).
     """
 
     pp: int = 1
@@ -28,7 +29,8 @@ class Layout:
                 raise ConfigError(f"layout {self}: {name} must be at least 1, not {getattr(self, name)}")
         if self.pp % self.gen_pp or self.tp % self.gen_tp:
             raise ConfigError(
-                f"layout {self}: generation sizes gen_pp={self.gen_pp}, gen_tp={self.gen_tp} must divide pp={self.pp}, tp={self.tp}"
+                f"layout {self}: generation sizes gen_pp={self.gen_pp} and gen_tp={self.gen_tp} "
+                f"must divide pp={self.pp} and tp={self.tp}"
             )
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
 """Reference: rows that live where they were made, and what can be done with them without moving them.
 
-A reference has row identities, and for every column a `Source`: the handles of the shards that hold it and, for each row, which shard
-and which row of it. Columns of one reference may be cut differently (the actor had four data ranks, the critic two). Merging,
-slicing, repeating and cutting into mini-batches only edit these small arrays; a consumer is told which rows of which shards are
-its own. Handles belong to a `Store`, the executor, which alone can turn them into tensors.
+A reference has row identities, and for every column a `Source`: the handles of the shards that hold it and, for each row,
+which shard and which row of it. Columns of one reference may be cut differently (the actor had four data ranks, the critic
+two). Merging, slicing, repeating and cutting into mini-batches only edit these small arrays; a consumer is told which rows
+of which shards are its own. Handles belong to a `Store`, the executor, which alone can turn them into tensors.
 
-Invariant: `source.which[i], source.row[i]` locate row `ids[i]` for every column, whatever order shards arrive in. Keeping rows in
-"arrival order" instead would be simpler and wrong: two columns of one batch finish in different orders.
+Invariant: `source.which[i], source.row[i]` locate row `ids[i]` for every column, whatever order shards arrive in. Keeping
+rows in "arrival order" instead would be simpler and wrong: two columns of one batch finish in different orders.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class Source:
 
 
 class Reference:
-    """B rows of some columns, living elsewhere. All methods but `fetch`, `lengths` and `stream` return at once and move nothing."""
+    """B rows of some columns, living elsewhere.
+
+    All methods but `fetch`, `lengths` and `stream` return at once and move nothing.
+    """
 
     def __init__(self, store: Store, ids: np.ndarray, columns: Mapping[str, Source]) -> None:
         self.store, self.ids, self._columns = store, ids, dict(columns)

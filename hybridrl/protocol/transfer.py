@@ -1,8 +1,8 @@
 """Transfer protocols: how the rows of a call reach the ranks of a layout, and whose results are kept (HybridFlow, Table 3).
 
-A protocol is a pair of pure functions over a layout. `distribute(layout, num_rows, weights)` says which rows each rank receives;
-`collect(layout)` says which ranks' results are kept, in the order in which they are laid end to end. Neither sees data. Users make
-their own with `TransferProtocol(name, distribute, collect)`.
+A protocol is a pair of pure functions over a layout. `distribute(layout, num_rows, weights)` says which rows each rank
+receives; `collect(layout)` says which ranks' results are kept, in the order in which they are laid end to end. Neither sees
+data. Users make their own with `TransferProtocol(name, distribute, collect)`.
 
 Batches that do not divide are cut into parts whose sizes differ by one at most; a part may be empty. No padding rows are made.
 """

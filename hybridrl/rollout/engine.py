@@ -1,7 +1,7 @@
 """The engine protocol: what a rollout engine is asked for, and what it answers.
 
-An engine turns prompts into responses and hands each one out as it finishes. It holds weights of its own (or shares the trainer's),
-and takes new ones by Hugging Face parameter name. One engine serves one generation replica.
+An engine turns prompts into responses and hands each one out as it finishes. It holds weights of its own (or shares the
+trainer's), and takes new ones by Hugging Face parameter name. One engine serves one generation replica.
 """
 
 from __future__ import annotations

@@ -56,6 +56,10 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the display as it is; notes go below it from here on."""
         if self._console.is_terminal:
             self._live.stop()
 

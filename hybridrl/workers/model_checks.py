@@ -76,7 +76,7 @@ def attention_window(model: PreTrainedModel) -> int | None:
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = model.config.get_text_config().vocab_size
     return (torch.arange(_ROWS * _LENGTH, device=model.device) % vocabulary).view(_ROWS, _LENGTH)
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClas
 
 from hybridrl.algorithms.entropy import log_probs_and_entropy
 from hybridrl.parallel.attention import ATTENTION, PackedRows
-from hybridrl.protocol.errors import ConfigError, ModelError
+from hybridrl.protocol.errors import ModelError, at_least
 from hybridrl.workers.model_checks import attention_window, check_backbone, check_head
 
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -38,8 +38,7 @@ class ModelConfig:
     """Tokens per micro-batch. Changes memory and speed, never the result."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch_tokens < 1:
-            raise ConfigError(f"micro_batch_tokens must be at least 1, not {self.micro_batch_tokens}")
+        at_least(self, micro_batch_tokens=1)
 
 
 def load_causal_lm(config: ModelConfig) -> PreTrainedModel:
@@ -148,4 +147,5 @@ class PackedValueModel(PackedModel):
         """(S,) values."""
         hidden_SH = self.hidden(tokens_T, rows)[index_S - 1]
         values_S = self.model.get_submodule("score")(hidden_SH).squeeze(-1)
-        return values_S.to(torch.promote_types(values_S.dtype, torch.float32))
+        # A copy, and not a view: FSDP hooks the backward pass on what the root returns.
+        return values_S.to(torch.promote_types(values_S.dtype, torch.float32), copy=True)

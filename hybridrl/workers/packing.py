@@ -1,7 +1,7 @@
 """Micro-batches: whole rows packed end to end, up to a number of tokens.
 
-Cutting changes nothing but the order of sums: rows are never split, padding never computed on, and weights of tokens are known before
-the first cut.
+Cutting changes nothing but the order of sums: rows are never split, padding never computed on, and weights of tokens are
+known before the first cut.
 """
 
 from __future__ import annotations

@@ -27,6 +27,11 @@ class RewardConfig:
     model: str = ""
     """Folder of a sequence-classification model with one output, asked for prompt + response."""
 
+    @property
+    def label(self) -> str:
+        """What a score means, in words: "exact match" for a function of that name."""
+        return self.function.rpartition(":")[2].replace("_", " ") or "reward"
+
 
 @dataclass(frozen=True, slots=True)
 class RewardWorkerConfig:

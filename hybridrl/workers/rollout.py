@@ -1,7 +1,8 @@
 """The hybrid engine: one rank's rollout engine beside the model it generates for, and the way of weights from one to the other.
 
-Invariant: samples are drawn with the weights of the last update. The trainer's weight version is compared before every generation,
-and a change is streamed in bounded buckets; where the engine can use the trainer's own tensors, nothing moves at all.
+Invariant: samples are drawn with the weights of the last update. The trainer's weight version is compared before every
+generation, and a change is streamed in bounded buckets; where the engine can use the trainer's own tensors, nothing moves
+at all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hybridrl.parallel.gather import whole_parameters
 from hybridrl.protocol.batch import Batch, from_values, lengths_of, ragged
-from hybridrl.protocol.errors import ConfigError
+from hybridrl.protocol.errors import ConfigError, at_least
 from hybridrl.rollout.engine import Request, RolloutEngine, Sample, SamplingParams
 from hybridrl.workers.base import RankContext
 from hybridrl.workers.packed_model import ModelConfig, load_causal_lm
@@ -43,8 +44,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ConfigError(f"temperature must be over 0, not {self.temperature}: the policy's gradient needs its density")
-        if self.max_batch < 1:
-            raise ConfigError(f"max_batch must be at least 1, not {self.max_batch}")
+        at_least(self, max_batch=1)
         if self.max_length <= self.max_new_tokens:
             raise ConfigError(
                 f"max_length must be over max_new_tokens={self.max_new_tokens}, not {self.max_length}: the prompt counts too"

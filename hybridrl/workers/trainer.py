@@ -1,8 +1,8 @@
 """Trainer: one model's optimizer and the loop over micro-batches that actor, critic and supervised workers share.
 
-Invariant: a gradient is `sum_t w_t dl_t`, summed over micro-batches and ranks, with `w_t` known before the first of them; FSDP averages
-gradients over ranks, so each rank scales its sum by their number. The same number of micro-batches runs on every rank, because each
-gathers weights together with the others.
+Invariant: a gradient is `sum_t w_t dl_t`, summed over micro-batches and ranks, with `w_t` known before the first of them;
+FSDP averages gradients over ranks, so each rank scales its sum by their number. The same number of micro-batches runs on
+every rank, because each gathers weights together with the others.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Trainer:
     def update(self, data: Batch, loss: Loss, aggregation: Aggregation, max_tokens: int | None = None) -> dict[str, float]:
         """One optimizer step on these rows, with those of the other ranks. Returns metrics, equal on every rank.
 
-        Metrics are weighted like the loss; names that end in "_max" are maxima.
+        Metrics are means over tokens, whatever the aggregation of the loss; names that end in "_max" are maxima.
         """
         self.root.train()
         mask, row = _mask_and_row(data)
@@ -135,7 +135,8 @@ class Trainer:
                 loss_S, metrics = loss(micro, weights_S)
             total = (loss_S * weights_S).sum()
             (total * self.context.data_ranks).backward()
-            sums.add({"loss": loss_S.detach(), **metrics}, weights_S)
+            sums.add({"loss": loss_S.detach()}, weights_S)
+            sums.add(metrics, torch.full_like(weights_S, 1 / max(tokens, 1)))
         self.root.eval()  # an engine may generate with this very model
         return sums.over_ranks(self.context) | self._step()
 
@@ -172,7 +173,8 @@ class Trainer:
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote, under this layout or another."""
-        loaded, report = type(self.model).from_pretrained(folder, dtype=self.dtype, output_loading_info=True)
+        loader: Any = type(self.model)
+        loaded, report = loader.from_pretrained(folder, dtype=self.dtype, output_loading_info=True)
         if report["missing_keys"]:
             raise ModelError(f"the checkpoint at '{folder}' lacks weights, '{min(report['missing_keys'])}' among them")
         set_model_state_dict(self.model, loaded.state_dict(), options=_FULL)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.config.example_recipe import GROUPS, ActorConfig, AdamConfig, DataConfig, ExampleConfig, PenaltyConfig, VLLMConfig
 
 from hybridrl.config.build import build, to_yaml
 from hybridrl.protocol.errors import ConfigError
+from tests.config.example_recipe import GROUPS, ActorConfig, AdamConfig, DataConfig, ExampleConfig, PenaltyConfig, VLLMConfig
 
 
 def test_builds_every_kind():

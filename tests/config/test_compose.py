@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.config.example_recipe import GROUPS, DataConfig, ExampleConfig, NativeConfig, PenaltyConfig, VLLMConfig
 
 from hybridrl.config.build import to_yaml
 from hybridrl.config.compose import load
 from hybridrl.protocol.errors import ConfigError
+from tests.config.example_recipe import GROUPS, DataConfig, ExampleConfig, NativeConfig, PenaltyConfig, VLLMConfig
 
 PRESETS = Path(__file__).parent / "config"
 HERE = DataConfig(path=Path("x"))

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.config.example_recipe import GROUPS, ExampleConfig
 from rich.console import Console
 
 from hybridrl.config.help import help_page
+from tests.config.example_recipe import GROUPS, ExampleConfig
 
 
 def page() -> list[str]:

@@ -1,8 +1,7 @@
 """A configuration class tells its keys, defaults and meanings."""
 
-from tests.config.example_recipe import GROUPS, ActorConfig, ExampleConfig, VLLMConfig
-
 from hybridrl.config.schema import count_keys, defaults, field_meanings, keys
+from tests.config.example_recipe import GROUPS, ActorConfig, ExampleConfig, VLLMConfig
 
 
 def test_defaults_are_plain_and_say_what_is_required():

@@ -1,7 +1,7 @@
 """What the recipes share around their step functions: reading input, the executor, evaluation, logging, checkpoints.
 
-The loop itself stands in each recipe. Everything that can be wrong with the input is found by `Run.check` and the constructor, before a process
-starts or a file is written.
+The loop itself stands in each recipe. Everything that can be wrong with the input is found by `Run.check` and the
+constructor, before a process starts or a file is written.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from hybridrl.algorithms.kl import kl_estimate
 from hybridrl.checkpoint.atomic import resolve_resume, write_atomic
 from hybridrl.config import Groups, to_yaml
-from hybridrl.controller import Executor, LocalExecutor, Pool, Role, computes, trace
-from hybridrl.data.prompts import DataConfig, PromptOrder, PromptRows, read_rows
-from hybridrl.protocol.batch import Batch, batch, lengths_of, objects, objects_of, ragged
+from hybridrl.controller import Role, trace
+from hybridrl.data.prompts import PromptOrder, PromptRows, read_rows
+from hybridrl.protocol.batch import Batch, batch, objects, objects_of, ragged
 from hybridrl.protocol.errors import ConfigError
 from hybridrl.protocol.reference import Reference
 from hybridrl.rewards.function import check_columns, load_reward
@@ -32,117 +33,26 @@ from hybridrl.tracking.metrics import Metrics, read_metrics
 from hybridrl.tracking.plots import learning_curve
 from hybridrl.tracking.progress import Example, Progress, before_after_table
 from hybridrl.tracking.run_directory import RunDirectory
-from hybridrl.workers.packed_model import ModelConfig, check_model
+from hybridrl.workers.packed_model import check_model
 from hybridrl.workers.reward import RewardConfig, texts
 from hybridrl.workers.rollout import RolloutConfig
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeConfig:
-    """What every recipe is told: where it runs, how long, and what it leaves behind."""
-
-    dir: str = "runs/latest"
-    """Folder of the run: configuration, metrics, samples, checkpoints."""
-    steps: int = 100
-    """Steps of the step function."""
-    seed: int = 0
-    """Draws samples, mini-batches and untrained heads."""
-    executor: Literal["local", "ray"] = "local"
-    """local: in this process; ray: one process per rank."""
-    ranks: int = 1
-    """Ranks of each pool."""
-    placement: Literal["colocated", "split"] = "colocated"
-    """colocated: all roles share one pool; split: critic and reference have a pool of their own."""
-    ray_address: str = ""
-    """Of a running Ray cluster, or auto; empty starts one on this machine."""
-    deadline_s: float = 1800.0
-    """Seconds that any one call may take before the run stops and names it."""
-    eval_every: int = 10
-    """Steps between held-out evaluations; 0 is never."""
-    eval_path: str = ""
-    """JSON-lines file of held-out prompts, read like data.path."""
-    checkpoint_every: int = 50
-    """Steps between checkpoints; 0 is at the end only."""
-    keep_checkpoints: int = 2
-    """How many of the latest checkpoints stay."""
-    resume: str = "never"
-    """auto: go on from this folder's latest checkpoint; or the path of one."""
-    samples_written: int = 8
-    """Rows of each step whose text is written to the folder."""
-    model: ModelConfig
-    """The policy."""
-    data: DataConfig
-    """The prompts."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("ranks", 1),
-            ("eval_every", 0),
-            ("checkpoint_every", 0),
-            ("keep_checkpoints", 1),
-            ("seed", 0),
-            ("samples_written", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not self.deadline_s > 0:
-            raise ConfigError(f"deadline_s must be over 0, not {self.deadline_s}")
-        if self.executor == "local" and self.ranks > 1:
-            raise ConfigError(f"ranks must be 1 with executor=local, not {self.ranks}; add executor=ray")
-
-    def pools(self) -> tuple[Pool, Pool]:
-        """(of the actor and the reward, of the critic and the reference)."""
-        main = Pool("main", self.ranks)
-        return main, main if self.placement == "colocated" else Pool("second", self.ranks)
-
-    def make_executor(self) -> Executor:
-        if self.executor == "local":
-            return LocalExecutor(self.seed)
-        from hybridrl.controller.ray import RayConfig, RayExecutor
-
-        return RayExecutor(RayConfig(self.ray_address, self.deadline_s, self.seed))
-
-
-@computes(reads=("response_mask", "scores", "old_log_probs", "rollout_log_probs"), optional=("ref_log_probs",))
-def rollout_metrics(data: Batch) -> dict[str, float]:
-    """What a step's samples were like, and how far the engine's log-probabilities are from the trainer's."""
-    mask = data["response_mask"].values()
-    trainer, engine = data["old_log_probs"].values()[mask], data["rollout_log_probs"].values()[mask]
-    gap = (trainer - engine).abs()
-    row = torch.repeat_interleave(torch.arange(len(data)), lengths_of(data["response_mask"]))[mask]
-    lengths = torch.bincount(row, minlength=len(data)).double()
-    metrics = {
-        "reward/mean": float(data["scores"].mean()),
-        "reward/std": float(data["scores"].std(correction=0)),
-        "rollout/length_mean": float(lengths.mean()),
-        "rollout/length_max": float(lengths.max()),
-        "rollout/log_prob_gap_mean": _mean(gap),
-        "rollout/log_prob_gap_max": float(gap.max()) if len(gap) else 0.0,
-        "actor/kl_rollout": _mean(kl_estimate(engine, trainer, "k3")),
-    }
-    if "ref_log_probs" in data.keys():  # noqa: SIM118  # a TensorDict iterates rows
-        reference = data["ref_log_probs"].values()[mask]
-        metrics["actor/kl_reference"] = _mean(kl_estimate(trainer, reference, "k3"))
-        metrics["actor/kl_sequence"] = float(kl_estimate(trainer, reference, "k1").sum()) / len(data)
-    return metrics
-
-
-def _mean(values: torch.Tensor) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def combined(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of several updates as one: the mean of each, the maximum of names that end in "_max"."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    values = {name: [part[name] for part in parts if name in part] for name in names}
-    return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
+_SHOWN = (
+    "reward/mean",
+    "eval/score",
+    "learner/loss",
+    "actor/kl_reference",
+    "rollout/log_prob_gap_max",
+    "rollout/length_mean",
+)
+"""The metrics in the progress display, where a step has them."""
 
 
 class Run:
     """One run of a recipe, from its checked input to its last picture. A context manager around the loop.
 
-    `roles` as for `Executor.start`; `saved` names those whose `save` and `load` make a checkpoint; `goal` is what a held-out score means to the user.
+    `roles` as for `Executor.start`; `saved` names those whose `save` and `load` make a checkpoint; `goal` is what a
+    held-out score means to the user.
     """
 
     def __init__(
@@ -151,7 +61,7 @@ class Run:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         self.config, self.roles, self.saved, self.goal = config, dict(roles), saved, goal
-        self.title = type(config).__name__.removesuffix("Config")
+        self._title = type(config).__name__.removesuffix("Config")
         self._yaml = to_yaml(config, groups)
         check_model(config.model.path)
         self.tokenizer = AutoTokenizer.from_pretrained(config.model.path)
@@ -178,50 +88,42 @@ class Run:
             if need > rollout.max_length:
                 raise ConfigError(
                     f"rollout.max_length must be at least {need} (the longest prompt and rollout.max_new_tokens="
-                    f"{rollout.max_new_tokens}), not {rollout.max_length}; or lower data.max_prompt_tokens with data.over_length=skip"
+                    f"{rollout.max_new_tokens}), not {rollout.max_length}; "
+                    "or lower data.max_prompt_tokens, with data.over_length=skip"
                 )
             if reward.function:
                 check_columns(load_reward(reward.function), reward.function, {name for line in data.fields for name in line})
 
     def __enter__(self) -> Run:
-        self.executor = self.config.make_executor()
-        try:
+        with ExitStack() as stack:
+            self.executor = stack.enter_context(self.config.make_executor())
             self.m = self.executor.start(self.roles)
-            if self._checkpoint is not None:
-                self.state = json.loads((self._checkpoint / "state.json").read_text())
-                for role in self.saved:
-                    getattr(self.m, role).load(folder=self._checkpoint / role).get()
-        except BaseException:
-            self.executor.close()
-            raise
-        done, path = self.state["step"], Path(self.config.dir)
-        if self._goes_on:
-            self.directory = RunDirectory.reopen(path, self._yaml, done if self._checkpoint else None)
-        else:
-            self.directory = RunDirectory.create(path, self._yaml)
-        self._metrics = Metrics(self.directory.metrics, self.directory.tensorboard, done if self._checkpoint else None)
-        columns = (
-            "reward/mean",
-            "eval/score",
-            "actor/kl_reference",
-            "rollout/log_prob_gap_max",
-            "rollout/length_mean",
-            "learner/loss",
-        )
-        self.progress = Progress(self.config.steps, self.title, columns, done)
-        self.progress.__enter__()
+            self._load_checkpoint()
+            path, after = Path(self.config.dir), self.state["step"] if self._checkpoint else None
+            make = RunDirectory.create if not self._goes_on else partial(RunDirectory.reopen, step=after)
+            self.directory = make(path, self._yaml)
+            self._metrics = stack.enter_context(Metrics(self.directory.metrics, self.directory.tensorboard, after))
+            self._progress = stack.enter_context(Progress(self.config.steps, self._title, _SHOWN, self.state["step"]))
+            self._stack = stack.pop_all()
         for data in filter(None, (self.rows, self.held_out)):
             if data.skipped:
-                self.progress.note(f"{data.skipped} lines skipped, {len(data)} rows left")
+                self._progress.note(f"{data.skipped} lines skipped, {len(data)} rows left")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.progress.__exit__(kind, error, trace)
-        self._metrics.close()
-        self.executor.close()
+        self._stack.__exit__(kind, error, trace)
+
+    def _load_checkpoint(self) -> None:
+        if self._checkpoint is not None:
+            self.state = json.loads((self._checkpoint / "state.json").read_text())
+            for role in self.saved:
+                getattr(self.m, role).load(folder=(self._checkpoint / role).resolve()).get()
 
     def prompts(self, step: int) -> Reference:
-        """The rows of a step: prompt tokens, data lines, and a seed for each. A function of the configuration and `step` alone."""
+        """The rows of a step: prompt tokens, data lines, and a seed for each.
+
+        A function of the configuration and `step` alone.
+        """
         rows = self.order.rows(step - 1)
         seeds = np.random.default_rng((self.config.seed, step)).integers(0, 2**62, len(rows))
         return self.executor.rows(_prompt_batch(self.rows, rows, seeds))
@@ -251,16 +153,16 @@ class Run:
 
     def finish(self) -> None:
         """The table, the picture and the last line."""
-        learning_curve(self.directory.metrics, self.directory.curve, self.title)
+        learning_curve(self.directory.metrics, self.directory.curve, self._title)
         scores = [line["eval/score"] for line in read_metrics(self.directory.metrics) if "eval/score" in line]
-        self.progress.__exit__(None, None, None)
+        self._progress.stop()
         if scores:
-            self.progress.note(before_after_table(self._examples()))
-            self.progress.note(f"held-out {self.goal}: {scores[0]:.2f} -> {scores[-1]:.2f}  {self.directory.path}")
+            self._progress.note(before_after_table(self._examples()))
+            self._progress.note(f"held-out {self.goal}: {scores[0]:.2f} -> {scores[-1]:.2f}  {self.directory.path}")
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._metrics.log(step, metrics)
-        self.progress.update(step, metrics)
+        self._progress.update(step, metrics)
 
     def _save(self, folder: Path) -> None:
         for role in self.saved:
