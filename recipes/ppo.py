@@ -92,7 +92,7 @@ def roles(config: PPOConfig) -> dict[str, Role]:
     actor = workers.ActorConfig(
         model, config.actor, config.rollout, config.policy_loss, config.kl, numbers.aggregation, numbers.entropy_coef
     )
-    critic = workers.CriticConfig(model, config.critic, config.value_loss, numbers.aggregation)
+    critic = workers.CriticConfig(model, config.critic, config.value_loss, numbers.aggregation, config.rollout.max_new_tokens)
     made = {
         "actor": Role(workers.Actor, actor, main),
         "critic": Role(workers.Critic, critic, second),

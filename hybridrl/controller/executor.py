@@ -113,8 +113,8 @@ class Executor(abc.ABC):
             return [Reference(self, np.empty(0, dtype=np.int64), {})] * layout.world
         if not protocol.by_hand:
             raise WiringError(
-                f"{call} takes one reference, not a {type(data).__name__}: executor.rows(batch) makes one of a batch, and options "
-                "are given by name. Only ALL_TO_ALL takes a list, with one reference per rank"
+                f"{call} takes one reference, not a {type(data).__name__}: executor.rows(batch) makes one of a batch, and "
+                "options are given by name. Only ALL_TO_ALL takes a list, with one reference per rank"
             )
         if len(data) != layout.world:
             raise WiringError(f"{call} takes one reference per rank: {layout.world}, not {len(data)}")

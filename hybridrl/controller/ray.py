@@ -29,6 +29,7 @@ from torch import Tensor
 from hybridrl.controller.executor import Call, Executor, RankInput, RankOutput
 from hybridrl.controller.rank_process import Order, Placed, RankProcess, Receipt
 from hybridrl.controller.roles import Pool
+from hybridrl.environment import apply
 from hybridrl.protocol.batch import from_wire, lengths_of, to_wire
 from hybridrl.protocol.errors import DeadlineError, HybridRLError, WiringError, WorkerError
 
@@ -130,6 +131,7 @@ class RayExecutor(Executor):
     def _connect(self, total: int) -> None:
         """Join the cluster at `address`, or start one on this machine with room for `total` ranks."""
         self._connected = True
+        apply({"RAY_IGNORE_UNHANDLED_ERRORS": "1"})  # a failed call is raised once, here; Ray would print each rank's as well
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self.config.address:
             ray.init(address=self.config.address, **quiet)

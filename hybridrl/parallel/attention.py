@@ -47,8 +47,8 @@ def _attention(
     changed = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if changed or is_causal is False:
         raise ModelError(
-            f"{type(module).__name__} asks for attention with {', '.join(changed) or 'is_causal=False'}, which is not supported; "
-            "use an architecture with plain causal attention (Llama, Qwen2, Qwen3, Mistral, ...)"
+            f"{type(module).__name__} asks for attention with {', '.join(changed) or 'is_causal=False'}, "
+            "which is not supported; use an architecture with plain causal attention (Llama, Qwen2, Qwen3, Mistral, ...)"
         )
     attended = view.attend(module.layer_idx, query, key, value, scaling)  # type: ignore[arg-type]  # an int on every layer
     return attended.transpose(1, 2).contiguous(), None

@@ -68,6 +68,8 @@ def texts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], 
     tokens, masks = batch["tokens"].unbind(), batch["response_mask"].unbind()
     prompts = [t[~m].tolist() for t, m in zip(tokens, masks, strict=True)]
     completions = [t[m].tolist() for t, m in zip(tokens, masks, strict=True)]
+    if not prompts:  # for which `batch_decode` would answer one empty text
+        return [], []
     return tokenizer.batch_decode(prompts), tokenizer.batch_decode(completions, skip_special_tokens=True)
 
 

@@ -1,6 +1,5 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from hybridrl.parallel.attention import ATTENTION, PackedRows

@@ -1,4 +1,4 @@
-"""Gloo ranks in processes of their own, and the program that each of them runs: everything that must not depend on their number."""
+"""Gloo ranks in processes of their own, and the program that each runs: everything that must not depend on their number."""
 
 import traceback
 from collections.abc import Callable
@@ -94,19 +94,25 @@ def everything(context: RankContext, models: Path, out: Path) -> dict[str, Any]:
     return results
 
 
-def updated(context: RankContext, models: Path, model: str, idle: bool = False, rows: int = ROWS, **changes: Any) -> dict[str, Any]:
+def updated(
+    context: RankContext, models: Path, model: str, idle: bool = False, rows: int = ROWS, **changes: Any
+) -> dict[str, Any]:
     """Gradients and metrics of a first update, weights after some more, log-probabilities under these."""
     dtype = torch.float64 if changes.get("precision") == "float64" else torch.float32
     actor = Actor(actor_config(str(models / model), **changes), context)
     data = rows_of(make_batch(dtype=dtype), mine(context, rows, idle))
-    gradients, metrics = gradients_of(actor.trainer, lambda: actor.update(data, kl_coef=0.1)) if rows else ({}, actor.update(data))
+    gradients, metrics = (
+        gradients_of(actor.trainer, lambda: actor.update(data, kl_coef=0.1)) if rows else ({}, actor.update(data))
+    )
     later = [actor.update(data, kl_coef=0.1) for _ in range(UPDATES - 1)]
     log_probs = actor.log_probs(data)["old_log_probs"].values()
     return {"gradients": gradients, "metrics": [metrics, *later], "weights": weights_of(actor.trainer), "log_probs": log_probs}
 
 
 def updated_critic(context: RankContext, models: Path) -> dict[str, Any]:
-    config = CriticConfig(ModelConfig(path=str(models / "llama"), micro_batch_tokens=20), OptimizerConfig(lr=1e-3, clip_norm=0.0))
+    config = CriticConfig(
+        ModelConfig(path=str(models / "llama"), micro_batch_tokens=20), OptimizerConfig(lr=1e-3, clip_norm=0.0)
+    )
     critic, data = Critic(config, context), rows_of(make_batch(), mine(context, idle=True))
     gradients, metrics = gradients_of(critic.trainer, lambda: critic.update(data))
     return {

@@ -10,7 +10,13 @@ from hybridrl.parallel.attention import PackedRows
 from hybridrl.protocol.batch import ragged
 from hybridrl.protocol.errors import ConfigError, ModelError
 from hybridrl.workers.packed_model import (
-    ModelConfig, PackedCausalLM, PackedValueModel, check_model, compute_in, load_causal_lm, load_value_model,
+    ModelConfig,
+    PackedCausalLM,
+    PackedValueModel,
+    check_model,
+    compute_in,
+    load_causal_lm,
+    load_value_model,
 )  # fmt: skip
 from hybridrl.workers.packing import pack
 from tests.workers.tiny import (

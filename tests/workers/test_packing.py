@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def test_neighbours_are_alike_and_no_two_parts_would_fit_in_one(lengths, limit):
     parts = cut(lengths, limit)
     in_order = [lengths[row] for part in parts for row in part]
     assert in_order == sorted(in_order, reverse=True)
-    assert all(lengths[a].sum() + lengths[b[0]] > limit for a, b in zip(parts, parts[1:], strict=False))
+    assert all(lengths[a].sum() + lengths[b[0]] > limit for a, b in itertools.pairwise(parts))
 
 
 def test_a_micro_batch_is_its_rows_end_to_end():

@@ -115,6 +115,7 @@ def plain_log_probs(model, data: Batch, temperature: float = 1.0):
     return torch.where(mask_BT, log_probs, 0), torch.where(mask_BT, entropies, 0), mask_BT
 
 
+@torch.no_grad()
 def relative(ours: dict, theirs: dict) -> float:
     """|ours - theirs| / |theirs|, the L2 norms over all parameters together."""
     assert ours.keys() == theirs.keys()
