@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hybridrl.checkpoint.atomic import latest
 from hybridrl.config import launch, load
 from hybridrl.data.arithmetic import write_task
 from hybridrl.data.tiny_model import make_tiny_model
@@ -40,14 +41,14 @@ class QuickstartConfig:
 def quickstart(config: QuickstartConfig) -> None:
     folder = Path(config.dir)
     train, test = write_task(folder / "task", seed=config.seed)
-    model = make_tiny_model(folder / "model", seed=config.seed)
+    model = make_tiny_model(folder / "model", layers=2, seed=config.seed)
     common = [f"seed={config.seed}", f"data.seed={config.seed}", f"data.path={train}"]
     warm_up = load(
         SFTConfig, [*common, f"model.path={model}", f"dir={folder / 'sft'}"], config_name="arithmetic_sft", config_dir=PRESETS
     )
     sft(warm_up)
-    start = folder / "sft" / "checkpoints" / f"step_{warm_up.steps:06d}" / "learner"
-    settings = [*common, f"model.path={start}", f"eval_path={test}", f"dir={folder / 'ppo'}"]
+    start = latest(folder / "sft" / "checkpoints")
+    settings = [*common, f"model.path={start}/learner", f"eval_path={test}", f"dir={folder / 'ppo'}"]
     ppo(load(PPOConfig, settings, ROLLOUT, config_name="arithmetic", config_dir=PRESETS))
 
 

@@ -24,6 +24,8 @@ class SFTConfig(RecipeConfig):
     """Supervised fine-tuning on prompts and responses."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    stop_loss: float = 0.0
+    """Stop once the mean loss of the last 5 steps is under this; 0 is off."""
 
 
 def sft_step(m: Groups, batch: Reference) -> Result:
@@ -45,8 +47,14 @@ def sft(config: SFTConfig) -> None:
     run = Run(config, {}, roles, saved=("learner",))
     run.check(sft_step, columns=("tokens", "response_mask"))
     with run:
+        recent: list[float] = run.state.get("recent", [])
         for step in run.steps():
-            run.finish_step(step, None, sft_step(run.m, run.executor.rows(examples(run, step))).get())
+            metrics = sft_step(run.m, run.executor.rows(examples(run, step))).get()
+            recent = [*recent, metrics["learner/loss"]][-5:]
+            enough = len(recent) == 5 and sum(recent) / 5 < config.stop_loss
+            run.finish_step(step, None, metrics, last=enough, recent=recent)
+            if enough:
+                break
         run.finish()
 
 

@@ -136,9 +136,14 @@ class Run:
             self._began = time.monotonic()
             yield step
 
-    def finish_step(self, step: int, batch: Reference | None, metrics: Mapping[str, float], **state: Any) -> None:
-        """Evaluate, write and checkpoint where it is time to. `state` comes back in `self.state` after a resume."""
-        last = step == self.config.steps
+    def finish_step(
+        self, step: int, batch: Reference | None, metrics: Mapping[str, float], last: bool = False, **state: Any
+    ) -> None:
+        """Evaluate, write and checkpoint where it is time to; `last` makes this step the last one.
+
+        `state` comes back in `self.state` after a resume.
+        """
+        last = last or step == self.config.steps
         every, whole = self.config.eval_every, dict(metrics)
         whole["time/step_s"] = time.monotonic() - self._began
         if batch is not None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def inputs(tmp_path_factory):
     """The arguments that every run of these tests needs, as a dictionary of keys."""
     folder = tmp_path_factory.mktemp("inputs")
-    train, test = write_task(folder, digits=1, held_out=16)
+    train, test = write_task(folder, smallest=0, largest=9, held_out=16)
     model = make_tiny_model(folder / "model", hidden=64, layers=2)
     return {
         "model.path": model,
