@@ -17,7 +17,10 @@ from hybridrl.protocol.errors import ConfigError, HybridRLError, ModelError
 from hybridrl.rollout.engine import Request, SamplingParams
 from hybridrl.rollout.vllm import VLLMConfig, VLLMEngine
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
 
 VOCABULARY, EOS, MAX_LENGTH = 64, 1, 320
 PROMPTS = [[5, 9, 13], [2], [40, 41, 42, 43, 44, 45, 46], [60, 3]]
