@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -45,6 +46,7 @@ def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path):
     whole, resumed = RunDirectory.create(tmp_path / "whole", ""), RunDirectory.create(tmp_path / "resumed", "")
     train(whole, range(1, 9), None)
     train(resumed, range(1, 7), None)
+    time.sleep(1.1)  # TensorBoard orders the files of a run by the second they were opened in
     train(RunDirectory.reopen(resumed.path, "", 4), range(5, 9), 4)
     one, other = read_metrics(whole.metrics), read_metrics(resumed.metrics)
     assert [without_time(line) for line in one] == [without_time(line) for line in other]
